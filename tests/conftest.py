@@ -12,12 +12,15 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+
+from tests import skips
 
 # How long an example takes depends on what else the machine does; what is slow is seen by its place in --durations.
 hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -55,6 +58,28 @@ _PYTHONS = {"PYENV_ROOT": _HOME / ".pyenv", "UV_PYTHON_INSTALL_DIR": _DATA / "uv
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long texts are numbered, not spelled out: nobody reads them, and those of random bytes differ between workers."""
     return argname if isinstance(val, bytes | str) and len(val) > 120 else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """A test that uses the workload hook of a machine for which none was compiled is skipped."""
+    from torchtailor.errors import EnvironmentProblem
+
+    try:
+        return (yield)
+    except EnvironmentProblem as error:
+        if "has no workload hook" in error.message:
+            pytest.skip(error.message)
+        raise
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Last, after pytest's own list: how much was skipped for lack of what, and how to get it."""
+    yield
+    reports = terminalreporter.stats.get("skipped", [])
+    for line in skips.summary(report.longrepr[2] for report in reports if isinstance(report.longrepr, tuple)):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

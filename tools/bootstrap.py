@@ -102,9 +102,12 @@ def make_environment(venv: Path) -> None:
     done = None if missing else run([sys.executable, "-m", "venv", "--clear", str(venv)])
     if done and not done.returncode:
         return
+    full = (
+        done and venv.exists() and shutil.disk_usage(venv).free < 20_000_000
+    )  # venv itself does not say why it failed
     shutil.rmtree(venv, ignore_errors=True)  # half-made, it would be taken for one that works
     if done:
-        check_known(done.stdout)
+        check_known(_FULL[0] if full else done.stdout)
         print(done.stdout.strip(), file=sys.stderr)
     raise SetUpError(
         "This Python cannot make virtual environments"
@@ -139,7 +142,10 @@ def install(python: Path, *what: str) -> None:
 def check_known(output: str) -> None:
     """Raise what a failed program's output is known to mean."""
     if any(sign in output for sign in _FULL):
-        raise SetUpError("The disk is full.", "The environment needs 700 MB; make room, then run make again.")
+        raise SetUpError(
+            "The disk is full.",
+            "The environment needs 500 MB, of which 90 MB are downloaded; make room, then run make again.",
+        )
     if any(sign in output.lower() for sign in _UNREACHABLE):
         raise SetUpError(
             "The package index cannot be reached.",

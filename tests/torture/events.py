@@ -11,11 +11,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import ClassVar
 
 from tests.torture.harness import Torture, check_error
 from tests.torture.inputs import FAT, check_index
+from tests.torture.intruder import ATTACKS, intrude, listening
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.stack import fill
 from tests.unit.fetch.serving import Fault, Site, serve
@@ -25,7 +27,9 @@ from tests.unit.surgery.test_tailor import rich
 from tests.unit.tailoring.helpers import check_records, install
 from tests.unit.tailoring.helpers import options as tailor_options
 from tests.unit.wheels.builder import build_wheel
+from tests.waiting import wait_until
 from torchtailor.errors import TorchtailorError
+from torchtailor.farm.drive import WorkerNews
 
 OK, REFUSED, WRONG = 0, 3, 70
 
@@ -287,6 +291,34 @@ class FaultyServer(Event):
         self.work.workshop().build("sm90-avx512", timeout=1.0)
 
 
+class Strangers(Torture):
+    """Another user tries the ports of the workers of this machine; the workers go on, and are the same."""
+
+    name = "strangers"
+
+    def prepare(self, folder: Path) -> None:
+        from torchtailor.farm.perform import WorkerSetup
+        from torchtailor.farm.where import PlaceKind, Where, started
+
+        os.setsid()  # whose ports these are
+        self._started = started(Where("local:1", PlaceKind.LOCAL), WorkerSetup(str(folder / "store")))
+        self.engine = self._started.__enter__()
+        wait_until(lambda: self._come() or self.engine.facts, "the worker is there")
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        ports = listening(os.getsid(0))
+        assert len(ports) == 3, f"the scheduler, a nanny and a worker listen, and {ports}"
+        assert all(ip_address(address).is_loopback for address in ports.values()), ports
+        attacks = dice.sample([*ATTACKS], 3)
+        reached = intrude(attacks, ports)
+        assert not reached, reached
+        assert [news.kind for news in self._come()] == [], "workers came or went"
+        return "refused"
+
+    def _come(self) -> list[WorkerNews]:
+        return [news for news in self.engine.wait(0.6) if isinstance(news, WorkerNews)]
+
+
 @contextmanager
 def faulty(server: Site, broken: dict[str, list[Fault]]) -> Iterator[None]:
     server.faults.update(broken)
@@ -296,4 +328,4 @@ def faulty(server: Site, broken: dict[str, list[Fault]]) -> Iterator[None]:
         server.faults.clear()
 
 
-EVENTS: tuple[type[Event], ...] = (Kills, Neighbours, FullDisk, FaultyServer)
+EVENTS: tuple[type[Torture], ...] = (Kills, Neighbours, FullDisk, FaultyServer, Strangers)

@@ -144,7 +144,7 @@ class Drops:
 
     def _foreign(self, files: Iterable[CodeFile]) -> dict[str, str]:
         """The files that are for other GPUs, and what they are for; of files that belong together all stay where none
-        is for a target."""
+        is for a target, unless there is no target."""
         if self.policy is None:
             return {}
         families: dict[tuple[CodeFileKind, str], list[CodeFile]] = {}
@@ -156,7 +156,7 @@ class Drops:
         foreign: dict[str, str] = {}
         for (kind, _), alike in families.items():
             wanted = (_wanted_bitcode if kind is CodeFileKind.BITCODE else _fitting)(alike, self.policy)
-            if wanted:
+            if wanted or self.policy.targets.none:
                 foreign |= {file.name: file.architectures[0].label for file in alike if file.name not in wanted}
         return foreign
 

@@ -89,6 +89,7 @@ def plan_build(
         cuda=cuda,
         method=method,
         glob_release=backend.glob_release,
+        without_gpu=wants_no_gpu(options, changes),
     )
     planned = plan_choices(backend, choices, out)
     if nothing := unmatched([choice.variant for choice in choices], [*filter(is_glob, selectors)]):
@@ -106,6 +107,11 @@ def plan_choices(backend: Backend[Any], choices: Sequence[VariantChoice], out: P
     for place in planned.plan.places:
         check_place(place)
     return planned
+
+
+def wants_no_gpu(options: object | None, changes: Mapping[str, Any]) -> bool:
+    """Whether a variant without a GPU is meant, whatever this machine has."""
+    return bool(changes.get("without_gpu", getattr(options, "without_gpu", False)))
 
 
 def make_backend(

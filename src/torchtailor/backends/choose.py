@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from torchtailor.catalog import Catalog, Dotted, Method
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
@@ -37,14 +39,15 @@ def choose(
     cuda: str | None = None,
     method: Method = Method.WHEEL,
     glob_release: str | None = None,
+    without_gpu: bool = False,
 ) -> tuple[VariantChoice, ...]:
     """The variants that the selectors name; a name that several releases share may fall back to an older one.
 
     A glob is expanded in one release: the one given, else `glob_release`, else the newest. `cuda` leaves out the
-    builds of other toolkits.
+    builds of other toolkits, and `without_gpu` the GPUs of this machine.
     """
     line = catalog.toolkit(cuda).version if cuda else None
-    chooser = _Chooser(Matrix(catalog), release, python, line, method, glob_release)
+    chooser = _Chooser(Matrix(catalog), release, python, line, method, glob_release, without_gpu)
     if everything and selectors:
         raise UsageError("--all and names are mutually exclusive.", "Give one of them.")
     if not selectors and not everything:
@@ -69,6 +72,7 @@ class _Chooser:
     cuda: Dotted | None
     method: Method
     glob_release: str | None
+    without_gpu: bool
 
     def matching(self, glob: str) -> list[VariantChoice]:
         """All variants of a glob in one release."""
@@ -111,6 +115,8 @@ class _Chooser:
         from torchtailor.recommendation.request import Situation
 
         host = detect(catalog=self.matrix.catalog)
+        if self.without_gpu:
+            host = structs.replace(host, gpus=())
         request = Request(python=self.python or running_python(), release=self.release, method=self.method)
         answer = recommend_for(self.matrix, host, request)
         if answer.best is None:

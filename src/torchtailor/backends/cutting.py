@@ -18,7 +18,7 @@ from torchtailor.disk import is_intact
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.targets import Targets
+from torchtailor.gpucode.targets import NO_GPU, Targets
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import PackWheel, TailorResult
@@ -69,12 +69,13 @@ class Cutter:
         stock: Path,
         sha256: str,
         filename: str,
-        gpus: Sequence[Capability],
+        gpus: Sequence[Capability | None],
         progress: Progress | None = None,
-        before_cut: Callable[[Sequence[Capability]], None] | None = None,
-    ) -> dict[Capability, WheelCut]:
+        before_cut: Callable[[Sequence[Capability | None]], None] | None = None,
+    ) -> dict[Capability | None, WheelCut]:
         """The wheel for each GPU, from the cache or cut now, all in one pass; each is proven before it is cached.
 
+        None is for machines without a GPU.
         A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
         """
         keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
@@ -101,10 +102,10 @@ class Cutter:
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
 
-    def _tailor_options(self, gpu: Capability) -> TailorOptions:
+    def _tailor_options(self, gpu: Capability | None) -> TailorOptions:
         """The one place where a build's options become those of the tailor."""
         options = self._options
-        targets = Targets((TorchArch(gpu),), options.keep_ptx, "variant")
+        targets = Targets((TorchArch(gpu),) if gpu else (), options.keep_ptx, "variant")
         return TailorOptions(
             Policy(targets, self._catalog.rules),
             strip=None if options.strip else False,
@@ -116,9 +117,14 @@ class Cutter:
         )
 
 
-def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
+def parse_gpu(text: str) -> Capability | None:
+    """The GPU that a job names: a compute capability, or `none`."""
+    return None if text == NO_GPU else Capability.parse(text)
+
+
+def cut_key(sha256: str, filename: str, gpu: Capability | None, options: CutOptions) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [code_key(), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    parts = [code_key(), sha256, filename, str(gpu or NO_GPU), json.dumps(asdict(options))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

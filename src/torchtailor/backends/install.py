@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices
+from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices, wants_no_gpu
 from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.wheel.options import WheelOptions
@@ -123,7 +123,8 @@ def plan_install(
     catalog = catalog or load_catalog()
     backend = make_backend(catalog, Method.WHEEL, options, changes, ledger=ledger)
     wanted = python or python_of_environment(environment)
-    choices = choose(catalog, [variant] if variant else [], release=release, python=wanted)
+    without_gpu = wants_no_gpu(options, changes)
+    choices = choose(catalog, [variant] if variant else [], release=release, python=wanted, without_gpu=without_gpu)
     if len(choices) > 1:
         names = ", ".join(choice.variant.short_name for choice in choices[:4])
         raise UsageError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
+from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key, parse_gpu
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import DamagedFileError, disk_errors
@@ -46,12 +46,12 @@ class CutWheel(msgspec.Struct, frozen=True, tag="cut"):
 
     sha256: str
     filename: str
-    gpu: str  # its compute capability
+    gpu: str  # its compute capability; `none`: for machines without one
     options: CutOptions
 
     @property
-    def capability(self) -> Capability:
-        return Capability.parse(self.gpu)
+    def capability(self) -> Capability | None:
+        return parse_gpu(self.gpu)
 
     @property
     def key(self) -> str:
@@ -164,9 +164,10 @@ def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ..
     path = context.locate(first.sha256, first.filename)
     project = WheelName.parse(Path(first.filename)).project
 
-    def before_cut(gpus: Sequence[Capability]) -> None:
+    def before_cut(gpus: Sequence[Capability | None]) -> None:
         context.find(first.sha256, first.filename)
-        context.progress.stage(f"Cutting {project} for {', '.join(map(str, gpus))}")
+        names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
+        context.progress.stage(f"Cutting {project} for {names}")
 
     cutter = Cutter(context.catalog, context.cache, first.options, processes=context.processes)
     gpus = [job.capability for job in jobs]

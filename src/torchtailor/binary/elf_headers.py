@@ -14,6 +14,10 @@ SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 DYNAMIC_ENTRY = struct.Struct("<qQ")
 RELA = struct.Struct("<QQq")
 SYMBOL = struct.Struct("<IBBHQQ")
+VERSION_DEFINITION = struct.Struct("<HHHHIII")
+VERSION_NAME = struct.Struct("<II")  # of a definition
+VERSION_NEED = struct.Struct("<HHIII")
+VERSION_NEEDED = struct.Struct("<IHHII")  # one version of a need
 
 
 class ElfMachine(IntEnum):
@@ -66,8 +70,18 @@ class SectionType(IntEnum):
     NOBITS = 8
     DYNSYM = 11
     RELR = 19
+    GNU_HASH = 0x6FFFFFF6
+    VERDEF = 0x6FFFFFFD
     VERNEED = 0x6FFFFFFE
     VERSYM = 0x6FFFFFFF
+
+
+class SymbolType(IntEnum):
+    """The kinds of symbols somebody asks for."""
+
+    NONE = 0
+    OBJECT = 1
+    FUNC = 2
 
 
 class SectionFlag(IntFlag):
@@ -98,7 +112,10 @@ class DynamicTag(IntEnum):
     RELRSZ = 35
     RELR = 36
     RELRENT = 37
+    GNU_HASH = 0x6FFFFEF5
+    VERSYM = 0x6FFFFFF0
     RELACOUNT = 0x6FFFFFF9
+    VERDEF = 0x6FFFFFFC
     VERDEFNUM = 0x6FFFFFFD
     VERNEED = 0x6FFFFFFE
 

@@ -89,7 +89,6 @@ class CatalogTables(Strict, frozen=True, kw_only=True):
     row: Annotated[tuple[ExtraRow, ...], Meta(description="More variants of releases that exist.")] = ()
     sources: Annotated[Mapping[str, str], Meta(description="What the names in `sources` stand for.")] = {}
     checked: Annotated[str, Meta(description="The day on which the facts were last checked.")] = ""
-    never_released: Annotated[tuple[str, ...], Meta(description="CUDA lines that do not exist.")] = ()
     wheel_index: Annotated[
         str, Meta(description="The index of PyTorch's official wheels; {label} stands for cpu, cu128, ...")
     ] = ""

@@ -54,17 +54,8 @@ class CudaToolkit(Sourced, frozen=True, kw_only=True):
     family_specific: Annotated[Capabilities, Meta(description="The capabilities it compiles `f` code for.")] = (
         frozenset()
     )
-    ptx_isa: Annotated[str, Meta(description="The newest PTX version that it writes.")] = ""
     driver_updates: Annotated[
         Mapping[str, Dotted], Meta(description="The oldest driver of its later releases, where it differs.")
-    ] = {}
-    cudnn_of_torch: Annotated[
-        Mapping[str, tuple[str, ...]],
-        Meta(description="cuDNN versions, and the first and last PyTorch that ships each."),
-    ] = {}
-    nccl_of_torch: Annotated[
-        Mapping[str, tuple[str, ...]],
-        Meta(description="NCCL versions, and the first and last PyTorch that ships each."),
     ] = {}
 
     def compiles(self, code: CodeTarget) -> bool:
@@ -96,7 +87,6 @@ class Cudnn(Strict, frozen=True, kw_only=True):
 
     version: Annotated[Dotted, Meta(description="The version from which this holds; the key of the row.")]
     min_capability: Annotated[Capability, Meta(description="The oldest capability that it supports.")]
-    cuda_majors: Annotated[tuple[int, ...], Meta(description="The CUDA majors it is built for.")]
     status: Annotated[str, Meta(description="Whether the row is verified or believed.")] = ""
     source: Annotated[str, Meta(description="Where the facts come from.")] = ""
 
@@ -106,7 +96,6 @@ class Triton(Strict, frozen=True, kw_only=True):
 
     version: Annotated[str, Meta(description="The version; the key of the row.")]
     ptxas: Annotated[str, Meta(description="The version of its ptxas.")]
-    knows_sm_121a: Annotated[bool, Meta(description="Whether it compiles for GB10.")]
     ptxas_blackwell: Annotated[str | None, Meta(description="Its second ptxas, for Blackwell.")] = None
     status: Annotated[str, Meta(description="Whether the row is verified or believed.")] = ""
     source: Annotated[str, Meta(description="Where the facts come from.")] = ""

@@ -28,6 +28,7 @@ _FRAME = 8  # lines of the window around the rows of the table
 _NAMES = 12  # variants of a plan that are listed
 _SAID = {
     EventKind.DASHBOARD: "Dask's dashboard: {text}",
+    EventKind.UNPROTECTED: "warning: {text}",
     EventKind.WORKER_JOINED: "worker {worker} is there",
     EventKind.WORKER_REFUSED: "warning: worker {worker} is not used: {text}",
     EventKind.WORKER_LOST: "warning: worker {worker} is gone",

@@ -26,7 +26,8 @@ SMALLER = "To save more"
 CutGpus = Annotated[
     list[str] | None,
     typer.Option(
-        "--gpu", help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
+        "--gpu",
+        help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native, none. Default: TORCH_CUDA_ARCH_LIST.",
     ),
 ]
 CutNvidia = Annotated[
@@ -118,6 +119,15 @@ Split = Annotated[
         rich_help_panel=_WHEELS,
     ),
 ]
+NoGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="none",
+        help="none: for machines without a GPU, a CUDA build without its GPU code and NVIDIA's packages.",
+        rich_help_panel=_WHEELS,
+    ),
+]
 Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]
 Variants = Annotated[
     bool,
@@ -205,3 +215,16 @@ Ccache = Annotated[
 def listed(words: list[str] | None) -> tuple[str, ...]:
     """The names in options that may be repeated and may hold several, with commas."""
     return tuple(name.strip() for word in words or () for name in word.split(",") if name.strip())
+
+
+def without_gpu(gpu: str | None) -> bool:
+    """What `--gpu` of a build says: the GPU itself is part of a variant's name."""
+    from torchtailor.errors import UsageError
+    from torchtailor.gpucode.targets import NO_GPU
+
+    if gpu is not None and gpu.lower() != NO_GPU:
+        raise UsageError(
+            f"--gpu {gpu!r} is not none: the GPU of a build is part of its variant's name.",
+            "Name a variant such as sm90-avx512, or write --gpu none.",
+        )
+    return gpu is not None

@@ -32,6 +32,7 @@ def command(
     workload: options.Trace = None,
     margin: options.Margin = "exact",
     split: options.Split = False,
+    gpu: options.NoGpu = None,
     wheel_variants: options.Variants = False,
     glibc: options.Glibc = "2.28",
     index_url: options.IndexUrl = None,
@@ -87,6 +88,7 @@ def command(
             workload=read_workload(workload, margin) if workload else None,
             split=split,
             variants=wheel_variants,
+            without_gpu=options.without_gpu(gpu),
             glibc=glibc,
             index_url=index_url,
             extra_index_urls=tuple(extra_index_url or ()),
@@ -158,6 +160,7 @@ def command(
 # How options are written whose field has another name.
 _OPTIONS = {
     "companions": "--with",
+    "without_gpu": "--gpu",
     "extra_index_urls": "--extra-index-url",
     "overrides": "--set",
     "resume": "--no-resume",

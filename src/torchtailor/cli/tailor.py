@@ -246,6 +246,17 @@ def _print_leftovers(report: TailorReport) -> None:
         option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
         why = drop_rules()[name].what if name in default_rules() else option
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
+    if added := [one for result in results for one in result.stand_ins]:
+        size, names = human_bytes(sum(len(one.content) for one in added)), ", ".join(one.name for one in added)
+        put = "Would put" if report.options.dry_run else "Put"
+        what = counted(len(added), "stand-in")
+        out().print(f"{put} {what} ({size}) in place of NVIDIA's libraries: {names}.", markup=False)
+    required = {text: left for result in results for text, left in result.changed_requirements.items()}
+    if required:
+        gone = ", ".join(text.partition(";")[0].strip() for text, left in required.items() if left is None)
+        rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
+        stays = f" Of others, {rest} stays." if rest else ""
+        out().print(f"No longer required: {gone or 'nothing'}.{stays}", markup=False)
     if moved := [library for result in results for library in result.changed if library.moved]:
         size = human_bytes(sum(library.pack_size for library in moved))
         wheels = any(result.pack_wheels for result in results)  # the size of each is below
@@ -296,6 +307,8 @@ def _warn(result: TailorResult) -> None:
 
 def _done(result: TailorResult) -> str:
     """What was done to an input, in a few words."""
+    if result.not_needed:
+        return "not needed without a GPU"
     if result.useless_for_target:
         return "nothing for the target"
     if not result.differs:

@@ -86,10 +86,6 @@ class DoctorReport:
     healthy: tuple[str, ...]
     unexplained: tuple[str, ...] = ()
 
-    @property
-    def well(self) -> bool:
-        return not self.problems and not self.unexplained
-
 
 def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     """All problems that the facts and the message show."""

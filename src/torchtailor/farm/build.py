@@ -410,6 +410,8 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
     if isinstance(farm.plan, NixPlan):
         send_derivations([variant.derivation for variant in farm.variants], farm.store)
     with started(farm.where, setup, compiles=farm.compiles) as engine:
+        if engine.warning:
+            run.hear(FarmEvent(EventKind.UNPROTECTED, 0.0, text=engine.warning))
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
         finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)

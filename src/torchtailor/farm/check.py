@@ -46,6 +46,7 @@ class FarmCheck:
     on: str
     store: str  # as it is shown, like `objects`, without passwords
     objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
+    warning: Annotated[str, Meta(description="who can use the cluster without keys; empty: nobody on other machines")]
     workers: tuple[WorkerCheck, ...]
 
 
@@ -67,8 +68,10 @@ def check_farm(
     opened.check_writable()
     if where.kind.is_remote:
         say(f"Waiting for a worker of {where.name}, {human_seconds(where.patience)} at most ...")
-    workers = _this_process(setup) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
-    return FarmCheck(where.name, opened.shown, redact(shared), workers)
+    warning, workers = ("", _this_process(setup)) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
+    if warning:
+        say(f"warning: {warning}")
+    return FarmCheck(where.name, opened.shown, redact(shared), warning, workers)
 
 
 def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
@@ -77,8 +80,8 @@ def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
     return (WorkerCheck.of(THIS_PROCESS, not why, said, describe_worker()),)
 
 
-def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
-    """The first workers that come."""
+def _workers(where: Where, setup: WorkerSetup) -> tuple[str, tuple[WorkerCheck, ...]]:
+    """Who else can use the place, and the first workers that come."""
     wanted = replace(where, workers=1) if where.kind is PlaceKind.CLUSTER else where
     with started(wanted, setup) as engine:
         found: dict[str, WorkerCheck] = {}
@@ -89,4 +92,4 @@ def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
                 usable = news.kind is EventKind.WORKER_JOINED
                 facts = engine.facts.get(news.worker.name, {})
                 found[news.worker.name] = WorkerCheck.of(news.worker.name, usable, news.text, facts)
-        return tuple(found.values())
+        return engine.warning, tuple(found.values())

@@ -6,11 +6,13 @@ import logging
 import os
 import queue
 import secrets
+import ssl
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ import msgspec
 from torchtailor.backends.jobs import encode_job
 from torchtailor.errors import EnvironmentProblem, NetworkError, TorchtailorError
 from torchtailor.farm import fingerprint
+from torchtailor.farm.address import unprotected
 from torchtailor.farm.drive import JobNews, JobProgress, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
@@ -30,16 +33,23 @@ from torchtailor.farm.store import open_farm_store
 
 try:
     import cloudpickle
-    from distributed import Client
+    import cryptography  # noqa: F401  (Dask makes keys with it)
+    from distributed import Client, Nanny, Scheduler, Security, SpecCluster, Worker
+    from distributed.worker_memory import parse_memory_limit
 except ImportError as error:
+    missing = (error.name or "distributed").partition(".")[0]
     raise EnvironmentProblem(
-        "Dask's `distributed` is not installed.", "Install it: pip install 'torchtailor[farm]'."
+        f"{missing} is not installed, which Dask needs.", "Install it: pip install 'torchtailor[farm]'."
     ) from error
 
 _LOOK = 0.5  # seconds between two looks at the workers
 _ANSWER = 30.0  # seconds for a worker to say what it is
 _REFUSED = 60.0  # seconds for another worker to come, where all that came were refused
 _RESOURCE = "MEMORY"  # of Dask, in bytes: other users of a cluster see what our jobs hold
+_CONFIGURE = (
+    "Set DASK_DISTRIBUTED__COMM__TLS__CA_FILE, and CLIENT__CERT and CLIENT__KEY in the same way, to files in PEM; "
+    "see `torchtailor help farm`."
+)
 cloudpickle.register_pickle_by_value(fingerprint)  # a worker may have no torchtailor
 
 
@@ -164,6 +174,11 @@ class DaskEngine:
         except ImportError:
             return ""
         return str(self._client.dashboard_link or "")
+
+    @property
+    def warning(self) -> str:
+        """What anybody can do to a cluster without TLS."""
+        return unprotected(self._address)
 
     # Jobs
 
@@ -324,3 +339,72 @@ def quiet_dask() -> None:
     for name in ("distributed", "asyncio", "tornado.application", *configured):  # several have levels of their own
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"distributed\b")  # of a dashboard's port that is taken
+
+
+class _Unserved:
+    """Dask's pages are for everybody who reaches them, and it has no option for none."""
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        pass
+
+
+class LocalScheduler(_Unserved, Scheduler):  # type: ignore[misc]
+    """A scheduler for one run on this machine."""
+
+
+class LocalWorker(_Unserved, Worker):  # type: ignore[misc]
+    """A worker for one run on this machine."""
+
+
+def local_cluster(workers: int) -> SpecCluster:
+    """Processes of this machine; whoever has not the key, which is made for this run, cannot speak with them.
+
+    The key is in the memory of this process and goes to the workers through a pipe. A file that OpenSSL reads it from
+    is in a folder that only its owner can enter, for a moment.
+    """
+    security = Security.temporary()
+    options = {"host": "127.0.0.1", "protocol": "tls://", "security": security}
+    own = {
+        "nthreads": 1,
+        "memory_limit": parse_memory_limit("auto", 1, workers, logger=logging.getLogger(__name__)),
+        "worker_class": LocalWorker,
+        "silence_logs": 50,
+    }
+    return SpecCluster(
+        scheduler={"cls": LocalScheduler, "options": {**options, "port": 0, "dashboard": False}},
+        workers={number: {"cls": Nanny, "options": {**options, **own}} for number in range(workers)},
+        security=security,
+        silence_logs=logging.CRITICAL,
+    )
+
+
+def client_keys(address: str) -> ssl.SSLContext:
+    """What Dask is configured to show to a scheduler with TLS, and to accept of it; refused where it is incomplete."""
+    try:
+        security = Security()
+    except ValueError as error:  # of a version of TLS that there is not
+        raise EnvironmentProblem(f"Dask's configuration of TLS is wrong: {error}.", _CONFIGURE) from error
+    settings = security.get_tls_config_for_role("client")
+    files = {"ca-file": settings["ca_file"], "client.cert": settings["cert"], "client.key": settings["key"]}
+    for name, file in files.items():
+        if not file and name != "client.key":  # which may be in the same file as the certificate
+            raise EnvironmentProblem(f"{address} needs `distributed.comm.tls.{name}`, which is not set.", _CONFIGURE)
+        if file and "\n" not in file:
+            try:
+                with Path(file).open("rb"):
+                    pass
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"{file}, Dask's `distributed.comm.tls.{name}`, cannot be read: {error.strerror}.", _CONFIGURE
+                ) from error
+    try:
+        if "\n" not in f"{settings['cert']}{settings['key'] or ''}":
+            # Dask would ask for the password of a key on the terminal
+            ssl.create_default_context().load_cert_chain(settings["cert"], settings["key"], password=lambda: b"")
+        context: ssl.SSLContext = security.get_connection_args("client")["ssl_context"]
+    except (ssl.SSLError, ValueError) as error:
+        reason = (getattr(error, "reason", None) or "not PEM, or with a password").replace("_", " ").lower()
+        raise EnvironmentProblem(
+            f"Dask's CA, certificate and key for {address} cannot be used: {reason}.", _CONFIGURE
+        ) from error
+    return context

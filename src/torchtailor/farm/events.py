@@ -31,6 +31,7 @@ class EventKind(Enum):
     """What happened."""
 
     DASHBOARD = "dashboard"  # the cluster has a page of its own
+    UNPROTECTED = "unprotected"  # others can use the cluster
     WORKER_JOINED = "worker-joined"
     WORKER_REFUSED = "worker-refused"
     WORKER_LOST = "worker-lost"

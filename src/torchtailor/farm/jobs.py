@@ -12,9 +12,10 @@ from enum import Enum
 
 import msgspec
 
-from torchtailor.backends.cutting import CutOptions, cut_key
+from torchtailor.backends.cutting import CutOptions, cut_key, parse_gpu
 from torchtailor.backends.jobs import FetchWheel, encode_job
-from torchtailor.catalog import Capability, Catalog
+from torchtailor.catalog import Catalog
+from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
@@ -41,7 +42,7 @@ class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
     options: CutOptions
 
     def key_for(self, gpu: str) -> str:
-        return cut_key(self.source, self.filename, Capability.parse(gpu), self.options)
+        return cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
 
 
 class PackedWheel(msgspec.Struct, frozen=True):
@@ -64,9 +65,9 @@ class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
 
     def cut_of(self, wheel: PackedWheel) -> CutForGpus | None:
         """The cut that a wheel of it is taken from."""
-        if wheel.cut is None or self.description.gpu is None:
+        if wheel.cut is None:
             return None
-        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu,), wheel.cut)
+        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu or NO_GPU,), wheel.cut)
 
     @property
     def needs(self) -> tuple[str, ...]:

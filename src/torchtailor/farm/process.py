@@ -62,5 +62,9 @@ class InProcess:
         return ""
 
     @property
+    def warning(self) -> str:
+        return ""
+
+    @property
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return {THIS_PROCESS: describe_worker()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torchtailor.backends.cutting import CutOptions
 from torchtailor.backends.jobs import FetchWheel
 from torchtailor.backends.wheel.plan import HOST_SHARE, PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.backends.wheel.run import WHY_NOT_CUT, describe_variant
@@ -55,7 +56,7 @@ def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
             source=wheel.file.key,
             url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
             required_by=wheel.required_by,
-            cut=plan.options.cut_options if _is_cut(variant, wheel) else None,
+            cut=plan.options.cut_options_for(gpu) if (gpu := _cut_for(variant, wheel)) else None,
             why=WHY_NOT_CUT.get(wheel.treatment, ""),
         )
         for wheel in variant.wheels
@@ -63,35 +64,36 @@ def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
     return PackVariant(describe_variant(variant, plan.options), wheels)
 
 
-def _is_cut(variant: VariantPlan, wheel: PlannedWheel) -> bool:
-    return wheel.treatment is Treatment.CUT and variant.variant.gpu is not None
+def _cut_for(variant: VariantPlan, wheel: PlannedWheel) -> str | None:
+    return variant.cut_for if wheel.treatment is Treatment.CUT else None
 
 
 def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
     """Wheels are told apart by their content: two indexes may list the same one."""
     users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
-    cuts: dict[str, dict[str, list[str]]] = {}  # by key and GPU, the variants that need a cut
+    # by key and options, then by GPU, the variants that need a cut
+    cuts: dict[tuple[str, CutOptions], dict[str, list[str]]] = {}
     wheels: dict[str, PlannedWheel] = {}
     for variant in plan.plans:
         for wheel in variant.wheels:
             key = wheel.file.key
             wheels.setdefault(key, wheel)
             users.setdefault(key, []).append(variant.name)
-            if _is_cut(variant, wheel) and variant.variant.gpu:
-                cuts.setdefault(key, {}).setdefault(str(variant.variant.gpu.capability), []).append(variant.name)
+            if gpu := _cut_for(variant, wheel):
+                cuts.setdefault((key, plan.options.cut_options_for(gpu)), {}).setdefault(gpu, []).append(variant.name)
     for key, wheel in wheels.items():
         weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
         here = wheel.file.local_path is not None
         label = f"fetch {wheel.name} {wheel.file.version}"
         yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[key]), here=here)
-    total = sum(_cut_seconds(wheels[key].size, len(gpus), rates) for key, gpus in cuts.items())
-    for key, gpus in cuts.items():
+    total = sum(_cut_seconds(wheels[key].size, len(gpus), rates) for (key, _), gpus in cuts.items())
+    for (key, options), gpus in cuts.items():
         wheel = wheels[key]
         share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
         for some in _pieces(sorted(gpus), round(share)):
             names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
             weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
-            job = CutForGpus(key, wheel.file.filename, some, plan.options.cut_options)
+            job = CutForGpus(key, wheel.file.filename, some, options)
             yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
     for variant in plan.plans:
         pack = pack_of(plan, variant)

@@ -6,10 +6,12 @@ import importlib
 import inspect
 import logging
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +22,7 @@ from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import CACHE_VARIABLE, cache_folder, existing_parent, sharing_intact, staging_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
-from torchtailor.farm.address import check_address, reach
+from torchtailor.farm.address import check_address, has_tls, reach
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
 from torchtailor.format import counted, human_bytes
@@ -94,6 +96,10 @@ class ClosingEngine(Engine, Protocol):
     @property
     def dashboard(self) -> str:
         """The address of a page that shows the cluster, or nothing."""
+
+    @property
+    def warning(self) -> str:
+        """Who else can use the cluster, in a sentence, or nothing."""
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -185,8 +191,12 @@ def check_room(where: Where) -> None:
 def check_answers(where: Where) -> None:
     """Refuse a place where nobody listens or that cannot be started, before anything is fetched or built for it."""
     check_room(where)
-    if where.address:
-        reach(where.address)
+    if where.kind is PlaceKind.LOCAL:
+        import torchtailor.farm.daskengine  # noqa: F401  (it says how Dask itself is installed)
+    elif where.address:
+        from torchtailor.farm.daskengine import client_keys
+
+        reach(where.address, client_keys(where.address) if has_tls(where.address) else None)
     elif where.kind is PlaceKind.CLUSTER:
         _class_of(where)
 
@@ -207,12 +217,13 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
     quiet_dask()
     local = where.kind is PlaceKind.LOCAL
     with ExitStack() as stack:
+        private = stack.enter_context(staging_folder(existing_parent(cache_folder())))
         if local:
-            listed = stack.enter_context(staging_folder(existing_parent(cache_folder()))) / "intact"
+            listed = private / "intact"
             stack.enter_context(sharing_intact(listed))
             processes = max(1, available_cores() // where.workers)
             setup = msgspec.structs.replace(setup, processes=processes, intact=str(listed))
-        client = stack.enter_context(_client(where, stack))
+        client = stack.enter_context(_client(where, private, stack))
         engine = DaskEngine(
             client,
             setup,
@@ -225,20 +236,21 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
         yield engine
 
 
-def _client(where: Where, stack: ExitStack) -> Any:
+def _client(where: Where, private: Path, stack: ExitStack) -> Any:
     import dask
-    from distributed import Client, LocalCluster
+    from distributed import Client
+
+    from torchtailor.farm.daskengine import local_cluster
 
     # a job that cuts a large wheel may start processes, which daemons may not; Dask's own end with their parent
     dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.connect": f"{_CONNECT:.0f}s"})
     if where.kind is PlaceKind.LOCAL:
-        cluster = LocalCluster(
-            n_workers=where.workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
-        )
-        stack.enter_context(cluster)
+        with _scratch(private):
+            cluster = stack.enter_context(local_cluster(where.workers))
         return Client(cluster)
     if where.kind is PlaceKind.CLUSTER:
-        cluster = stack.enter_context(_cluster(where))
+        with _scratch(private):
+            cluster = stack.enter_context(_cluster(where))
         if len(getattr(cluster, "workers", ())) < where.workers:  # those of SSHCluster are its hosts
             with _explained(where.name):
                 cluster.scale(where.workers)
@@ -250,6 +262,16 @@ def _client(where: Where, stack: ExitStack) -> Any:
             f"The scheduler {where.address} does not answer: {_reason(error)}.",
             "Start one (`dask scheduler`), or check the address and Dask's own configuration.",
         ) from error
+
+
+@contextmanager
+def _scratch(private: Path) -> Iterator[None]:
+    """Dask's own folder is one of /tmp that another user may own, and it puts that into `sys.path`."""
+    before, tempfile.tempdir = tempfile.tempdir, str(private)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _cluster(where: Where) -> Any:

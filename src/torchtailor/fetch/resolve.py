@@ -22,6 +22,7 @@ from torchtailor.fetch.labels import is_official, match_of
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.target import Target
+from torchtailor.wheels.no_gpu import requirement_without_gpu
 
 Identifier = tuple[NormalizedName, frozenset[str]]
 
@@ -68,8 +69,17 @@ class _Candidate:
 class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
     """resolvelib's view of wheels: what matches, what a wheel requires on the target."""
 
-    def __init__(self, finder: Finder, target: Target, pinned: Mapping[NormalizedName, WheelFile], label: str) -> None:
+    def __init__(
+        self,
+        finder: Finder,
+        target: Target,
+        pinned: Mapping[NormalizedName, WheelFile],
+        label: str,
+        *,
+        without_gpu: bool,
+    ) -> None:
         self._finder, self._target, self._pinned, self._label = finder, target, pinned, label
+        self._without_gpu = without_gpu
 
     def identify(self, requirement_or_candidate: Requirement | _Candidate) -> Identifier:
         if isinstance(requirement_or_candidate, _Candidate):
@@ -143,6 +153,9 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
     def get_dependencies(self, candidate: _Candidate) -> Iterable[Requirement]:
         facts = self._finder.facts(candidate.file)
         needed = list(needs(facts, self._target, candidate.extras))
+        if self._without_gpu:
+            left = (requirement_without_gpu(candidate.file.name, one) for one in needed)
+            needed = [one for one in left if one is not None]
         if candidate.extras:
             needed.append(Requirement(f"{candidate.file.name}==={candidate.version}"))
         self._look_ahead(needed)
@@ -194,12 +207,15 @@ def resolve(
     target: Target,
     pinned: Mapping[NormalizedName, WheelFile] | None = None,
     label: str = "",
+    *,
+    without_gpu: bool = False,
 ) -> tuple[Resolved, ...]:
     """All wheels that the requirements need, sorted by name; `pinned` decides packages beforehand.
 
-    `label` is the build of torch, such as cu128, which the others must fit.
+    `label` is the build of torch, such as cu128, which the others must fit; `without_gpu` leaves out what only a GPU
+    needs.
     """
-    provider = _Provider(finder, target, pinned or {}, label)
+    provider = _Provider(finder, target, pinned or {}, label, without_gpu=without_gpu)
     names = [str(requirement) for requirement in requirements]
     try:
         result = Resolver(provider, BaseReporter()).resolve(requirements, max_rounds=_MAX_ROUNDS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -32,6 +32,7 @@ class TorchChoice:
     label: str
     finder: Finder
     notes: tuple[str, ...]
+    without_gpu: bool = False  # a CUDA build whose GPU code is removed, with NVIDIA's packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: 
     index for this build is searched, unless the user gave --index-url or --offline.
     """
     wanted = variant.build.label
-    seen = _look(finder, variant, target)
+    seen = _look(finder, variant, target, lambda one: one.label == wanted)
     if found := _with_label(seen, wanted):
         return _choice(finder, found, target, ())
     others = ", ".join(dict.fromkeys(str(item) for item in seen))
@@ -100,11 +101,35 @@ def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: 
     )
 
 
+def choose_cuda_torch(finder: Finder, variant: Variant, target: Target) -> TorchChoice:
+    """The CUDA build that the configured indexes have of the release of a variant for the CPU: pip's default, else that
+    with the newest CUDA."""
+    seen = _look(finder, variant, target, _is_cuda)
+    builds = sorted(filter(_is_cuda, seen), key=lambda one: int(one.label[2:]), reverse=True)
+    default = [one for one in seen if one.file.version.local is None]
+    what = f"PyTorch {variant.release.version} for Python {variant.python} on {variant.arch}"
+    if not builds:
+        raise NoMatchError(
+            f"The configured indexes have no CUDA build of {what}.",
+            f"`torchtailor matrix --why {variant.unique_name}` lists what is available.",
+        )
+    best = next(iter(default), builds[0])
+    cpu = _with_label(seen, variant.build.label)
+    why = f"{cpu.file.filename} has no GPU code" if cpu else f"No index has a CPU build of {what}"
+    cuda = f"CUDA {best.label[2:-1]}.{best.label[-1]}"
+    note = f"{why}: the {cuda} build is taken, and its GPU code and NVIDIA's packages are removed."
+    return replace(_choice(finder, best, target, (note,)), without_gpu=True)
+
+
+def _is_cuda(seen: _Seen) -> bool:
+    return seen.label.startswith("cu")
+
+
 def _choice(finder: Finder, found: _Seen, target: Target, notes: tuple[str, ...]) -> TorchChoice:
     return TorchChoice(found.file, finder.facts(found.file), found.label, finder, notes)
 
 
-def _look(finder: Finder, variant: Variant, target: Target) -> list[_Seen]:
+def _look(finder: Finder, variant: Variant, target: Target, wanted: Callable[[_Seen], bool]) -> list[_Seen]:
     """In all configured indexes; one that fails is skipped as long as another has the wheel."""
     seen: list[_Seen] = []
     problem: TorchtailorError | None = None
@@ -113,7 +138,7 @@ def _look(finder: Finder, variant: Variant, target: Target) -> list[_Seen]:
             seen += _look_in(finder, source, variant, target)
         except NetworkError as error:
             problem = error
-    if problem and not _with_label(seen, variant.build.label):
+    if problem and not any(map(wanted, seen)):
         raise problem
     return seen
 

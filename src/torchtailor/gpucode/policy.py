@@ -61,10 +61,13 @@ class Policy:
         return replace(self, keep_all_minors=True) if maker_of(name, soname) else self
 
     def keep(self, containers: Sequence[CodeContainer], kernels: Kernels) -> KeptCode:
-        """The images to keep of each container of a library; all of them where none runs on any target.
+        """The images to keep of each container of a library; all of them where none runs on any target, and none where
+        there is no target.
 
         `kernels` names the kernels of a cubin, or gives None if it cannot.
         """
+        if self.targets.none:
+            return KeptCode(tuple(() if one.can_be_cut else one.images for one in containers), frozenset())
         policies = self.for_each(containers)
         pairs = list(zip(containers, policies, strict=True))
         served = frozenset[Capability]().union(
@@ -126,6 +129,8 @@ class Policy:
 
     def allows(self, image: Image) -> bool:
         """Whether an image may be in an output at all: a target could use it, or its kind is unknown."""
+        if self.targets.none:
+            return False
         if self._choose((image,)).served:
             return True
         codes = [piece.target for piece in (image.parts or (image,))]

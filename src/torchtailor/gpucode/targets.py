@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchtailor.catalog import Capability, TorchArch
+from torchtailor.wheels.name import NO_GPU_LABEL
+
+NO_GPU = "none"  # `--gpu none`: for machines without a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,18 @@ class Targets:
         return tuple(sorted({arch.capability for arch in self.archs}))
 
     @property
+    def none(self) -> bool:
+        """Whether no GPU code is kept at all."""
+        return not self.archs and not self.keep_ptx
+
+    @property
     def label(self) -> str:
         """The part of a local version that names the targets: `sm80.sm90`, with `.ptx` where PTX is kept too."""
+        if self.none:
+            return NO_GPU_LABEL
         return ".".join([*(device.sm for device in self.devices), *(["ptx"] if self.keep_ptx else [])])
 
     def __str__(self) -> str:
+        if self.none:
+            return "machines without a GPU"
         return ", ".join(str(device) for device in self.devices) + (" and PTX" if self.keep_ptx else "")

@@ -10,10 +10,9 @@ from importlib.resources import files
 
 import msgspec
 
-from torchtailor.catalog.cpus import Isa
 from torchtailor.cgroups import cores_within
 from torchtailor.host.model import Cpu
-from torchtailor.host.probe import LiveProbe, Probe
+from torchtailor.host.probe import Probe
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
 Processor = Mapping[str, str]
@@ -62,12 +61,6 @@ def detect_cpu(probe: Probe) -> Cpu:
         sockets=_sockets(probe, processors),
         usable=max(1, min(threads, cores_within(basics.affinity, probe.read))),
     )
-
-
-def runs_on_this_cpu(isa: Isa, probe: Probe | None = None) -> bool:
-    """Whether every core of this machine (or of the one behind a probe) runs code compiled for an instruction set."""
-    source = probe or LiveProbe()
-    return isa.arch == _arch(source) and isa.runs_on(common_flags(parse_cpuinfo(source.read("/proc/cpuinfo") or "")))
 
 
 def _arch(probe: Probe) -> str:

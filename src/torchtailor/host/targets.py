@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchtailor.catalog import Capability, Catalog, Suffix, TorchArch
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, UsageError
-from torchtailor.gpucode.targets import Targets
+from torchtailor.gpucode.targets import NO_GPU, Targets
 from torchtailor.host.detect import detect
 
 ARCH_LIST_VARIABLE = "TORCH_CUDA_ARCH_LIST"
@@ -29,13 +29,20 @@ def read_targets(
     """The targets of `--gpu` (several, or with commas), or of TORCH_CUDA_ARCH_LIST where `--gpu` is not given."""
     source = "--gpu"
     items = [item for word in ([words] if isinstance(words, str) else words) for item in _split(word)]
+    if any(item.lower() == NO_GPU for item in items):
+        if len(items) > 1 or keep_ptx:
+            raise UsageError(
+                "--gpu none removes all GPU code: no other GPU and no --keep-ptx goes with it.",
+                "Leave one of them out.",
+            )
+        return Targets((), source=source)
     if not items:
         source = ARCH_LIST_VARIABLE
         items = re.findall(r"[^;,\s]+", environment.get(ARCH_LIST_VARIABLE, ""))
     if not items:
         raise UsageError(
             "No GPU was given.",
-            f"Add --gpu 9.0 (or sm_90, a product name, native), or set {ARCH_LIST_VARIABLE}.",
+            f"Add --gpu 9.0 (or sm_90, a product name, native, none), or set {ARCH_LIST_VARIABLE}.",
         )
     archs = dict.fromkeys(arch for item in items for arch in _read(item, catalog, native or native_gpus))
     return Targets(tuple(archs), keep_ptx or any(arch.ptx for arch in archs), source)

@@ -36,11 +36,6 @@ class Reach(Enum):
     DISPATCHED = "dispatched"  # behind run-time dispatch by its name, its source file or all its callers
     UNATTRIBUTED = "unattributed"  # no name and no visible caller: nothing is certain
 
-    @property
-    def unconditional(self) -> bool:
-        """Whether nothing keeps it from running on any CPU."""
-        return self in (Reach.STARTUP, Reach.PLAIN)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

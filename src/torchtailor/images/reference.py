@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -121,12 +120,6 @@ class ImageReference:
         if self.position is not None:
             inside = f"@{self.position}"
         return f"{self.transport.value}:{self.path}" + (f":{inside}" if inside else "")
-
-
-def is_image_reference(text: str) -> bool:
-    """Whether a text names an image, not a path; a file or folder that has this name wins."""
-    prefix, colon, _ = text.partition(":")
-    return bool(colon) and prefix in {*(one.value for one in Transport), *_ELSEWHERE} and not _exists(text)
 
 
 def parse_reference(text: str) -> ImageReference:
@@ -249,13 +242,6 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _exists(text: str) -> bool:
-    try:
-        return os.path.lexists(text)
-    except (OSError, ValueError):
-        return False
 
 
 def _shown(text: str) -> str:

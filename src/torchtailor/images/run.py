@@ -58,6 +58,11 @@ def cut_image(
     progress: Progress | None = None,
 ) -> ImageReport:
     """Cut an image into a new one; the destination gets its name last, when all of it is there."""
+    if options.tailoring.targets.none:
+        raise UsageError(
+            "--gpu none is for wheels: an image keeps the packages that are installed in it.",
+            "Install what `torchtailor build --gpu none` makes into the image.",
+        )
     started = time.monotonic()
     with ExitStack() as stack:
         progress = progress or NoProgress()

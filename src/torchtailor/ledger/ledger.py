@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -105,8 +105,8 @@ class Attempt:
     number: int
     variant: str
     method: Method
-    options: Mapping[str, object]
-    configuration: Mapping[str, object]
+    options: Mapping[str, Any]
+    configuration: Mapping[str, Any]
     host: str
     started: datetime
     duration: Annotated[float | None, Meta(description="seconds")]

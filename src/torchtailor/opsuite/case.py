@@ -58,15 +58,6 @@ def capability(major: int, minor: int) -> Need:
     return unmet
 
 
-def torch_from(major: int, minor: int) -> Need:
-    def unmet(machine: SuiteMachine) -> str | None:
-        if machine.torch_version >= (major, minor):
-            return None
-        return f"needs torch {major}.{minor} or later"
-
-    return unmet
-
-
 def attribute(path: str) -> Need:
     """Something inside torch exists, such as `_scaled_mm` or `cuda.jiterator`."""
 

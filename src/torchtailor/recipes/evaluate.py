@@ -33,7 +33,6 @@ class Evaluated(msgspec.Struct, frozen=True):
     drv: str
     torch: bool
     arch_list: str | None
-    gpu_targets: tuple[str, ...]
     cuda: str | None
     python: str | None
     platforms: tuple[str, ...]
@@ -41,7 +40,6 @@ class Evaluated(msgspec.Struct, frozen=True):
     long_description: str
     broken: bool
     allow_broken: bool
-    allow_unfree: bool
     blas: str | None
     overlays: int
     magma_patches: tuple[str, ...]

@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -211,9 +211,6 @@ class Pins:
                 return row
         known = ", ".join(row.name for row in self.file.sibling)
         raise NoMatchError(f"There are no recipes of {name!r}.", f"Write --with {known}.")
-
-    def with_hash(self, key: str, found: str) -> Pins:
-        return replace(self, lock={**self.lock, key: found})
 
 
 def load_pins(tree: Path | None = None) -> Pins:

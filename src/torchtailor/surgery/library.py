@@ -166,7 +166,7 @@ class _Tailoring:
         self.only_ptx = self._targets_of_ptx(kept)
         if self.options.split:
             return self._split(kept, dst, durable=durable)
-        if not kept.served:
+        if not kept.served and not self.policy.targets.none:
             return self._untouched(LibraryStatus.NOTHING_FOR_TARGET, warnings)
         self._check_driver(kept.images)
         check_layout(self.elf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -13,6 +13,7 @@ from torchtailor.documents import Bytes, document, plain
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.version import __version__
 
 SCHEMA = 1
@@ -27,11 +28,14 @@ def manifest(
     dropped: Iterable[DroppedFile] = (),
     *,
     label: str = "",
+    stand_ins: Sequence[GpuStandIn] = (),
+    changed_requirements: Mapping[str, str | None] | None = None,
 ) -> bytes:
     """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
     settings = options.to_json()
     if label:
         settings["target"]["label"] = label
+    settings |= no_gpu_json(stand_ins, changed_requirements or {})
     return _encode(settings, source, output, map(library_json, libraries), map(plain, dropped))
 
 
@@ -182,6 +186,22 @@ def library_document(library: LibraryResult) -> LibraryDocument:
     said.filler, said.zeroed, said.relr = library.filler or UNSET, library.zeroed or UNSET, library.relr or UNSET
     said.recompressed = document(RecompressedDocument, library.recompressed) if library.recompressed else UNSET
     return said
+
+
+class StandInDocument(Struct):
+    """A library in the place of one of NVIDIA's, with --gpu none."""
+
+    path: str
+    symbols: int
+    size: Bytes
+    sha256: str
+
+
+def no_gpu_json(stand_ins: Sequence[GpuStandIn], changed_requirements: Mapping[str, str | None]) -> dict[str, Any]:
+    """What replaces the packages that are for a GPU only, and what is left of the requirements of them."""
+    rows = [plain(document(StandInDocument, one)) for one in stand_ins]
+    said = {"stand_ins": rows, "changed_requirements": dict(changed_requirements)}
+    return {name: value for name, value in said.items() if value}
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

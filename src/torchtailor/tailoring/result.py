@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,8 @@ from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.documents import Bytes, document
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.manifest import LibraryDocument, library_document
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -46,6 +48,9 @@ class TailorResult:
     unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
     pack_wheels: tuple[PackWheel, ...] = ()  # of a split
+    stand_ins: tuple[GpuStandIn, ...] = ()  # for NVIDIA's libraries, where no GPU code stays
+    changed_requirements: Mapping[str, str | None] = field(default_factory=dict)  # without a GPU; None: it is gone
+    not_needed: bool = False  # a package that is for a GPU only: there is no output
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
@@ -53,8 +58,8 @@ class TailorResult:
 
     @property
     def differs(self) -> bool:
-        """Whether the output is another one than the input: something was cut, or left out."""
-        return bool(self.changed or self.dropped_files)
+        """Whether the output is another one than the input: something was cut, left out or added."""
+        return bool(self.changed or self.dropped_files or self.stand_ins or self.changed_requirements)
 
     @property
     def has_ptx(self) -> bool:
@@ -101,6 +106,8 @@ class TailorResult:
             sha256_before=self.sha256_before or None,
             sha256_after=(not planned and self.sha256_after) or None,
             libraries=[*map(library_document, self.libraries)],
+            stand_ins=self.stand_ins or UNSET,
+            changed_requirements=self.changed_requirements or UNSET,
             pack_wheels=self.pack_wheels or UNSET,
         )
 
@@ -125,4 +132,9 @@ class TailoredInput(Struct):
     useless_for_target: bool
     notes: tuple[str, ...]
     libraries: tuple[LibraryDocument, ...]
+    stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
+    changed_requirements: (
+        Annotated[dict[str, str | None], Meta(description="what is left of each without a GPU; null: nothing")]
+        | UnsetType
+    ) = UNSET
     pack_wheels: Annotated[tuple[PackWheel, ...], Meta(description="of a split")] | UnsetType = UNSET

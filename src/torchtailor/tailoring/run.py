@@ -233,6 +233,10 @@ def tailor_options(
     """The options for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides); torchtailor.toml may imply --nvidia."""
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    if targets.none and (options.get("split") or options.get("workload")):
+        raise UsageError(
+            "--gpu none removes all GPU code: --split and --workload do not go with it.", "Leave one of them out."
+        )
     policy = Policy(targets, catalog.rules, keep_lto=lto)
     return TailorOptions(policy, nvidia=nvidia or catalog.tailor.nvidia, **options)
 
@@ -258,6 +262,11 @@ def tailor_inputs(
         raise UsageError(
             "--split makes new wheels or folders; an environment is not split in place.",
             "Name wheels or a folder, and -o.",
+        )
+    if options.targets.none and in_place:
+        raise UsageError(
+            "--gpu none makes wheels that need no package of NVIDIA's; an environment is not cut in place.",
+            "Name wheels and -o, or use `torchtailor install --gpu none --into FOLDER`.",
         )
     started = time.monotonic()
     if in_place:
@@ -286,6 +295,8 @@ def _tailor_paths(
     paths: Sequence[Path], output: Path | str | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
+    if options.targets.none and any(task.kind not in (ArtifactKind.WHEEL, ArtifactKind.LIBRARY) for task in tasks):
+        raise UsageError("--gpu none is for wheels and libraries.", "Name the wheels that the folder was made of.")
     place = Path(output) if output is not None and not Path(output).exists() else None
     try:
         yield from _tailor_tasks(tasks, options, progress)

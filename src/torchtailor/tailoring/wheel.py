@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import FilesLeftOut, TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
+from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn, gpu_stand_ins
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
@@ -43,8 +44,9 @@ from torchtailor.tailoring.split import (
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.wheels.metadata import with_tags, with_version
+from torchtailor.wheels.metadata import with_requirements, with_tags, with_version
 from torchtailor.wheels.name import TAILORED, WheelName, labelled_version
+from torchtailor.wheels.no_gpu import is_gpu_package, stated_without_gpu
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
@@ -143,6 +145,8 @@ def tailor_wheel_each(
             distribution = WheelDistribution.of(archive)
         except UnusualRecordError as error:
             return tuple(_left_alone(wheel, order, error) for order in orders)
+        if first.options.targets.none and is_gpu_package(distribution.metadata.name):
+            return tuple(_not_needed(wheel, order) for order in orders)
         check_tools_for(first.options, distribution.name.platform)
         makings = [_Making.of(distribution, order) for order in orders]
         for order in orders:
@@ -201,6 +205,13 @@ def _finish_split(
     return tuple(results)
 
 
+def _not_needed(wheel: Path, order: WheelOrder) -> TailorResult:
+    """A package that is for a GPU only: nothing is written, and others get stand-ins for its libraries."""
+    size, sha256 = wheel.stat().st_size, hash_file(wheel)
+    result = TailorResult(ArtifactKind.WHEEL, wheel, None, (), size, 0, order.options.dry_run, sha256)
+    return replace(result, not_needed=True)
+
+
 def _left_alone(wheel: Path, order: WheelOrder, error: UnusualRecordError) -> TailorResult:
     """A wheel whose RECORD cannot be written anew is copied as it is."""
     size, sha256 = wheel.stat().st_size, hash_file(wheel)
@@ -239,7 +250,7 @@ class _Making:
         cut = [one for name, one in libraries.items() if one.status is LibraryStatus.CUT and name not in self.dropped]
         rules = [drop_rules().get(file.rule) for file in self.dropped.values()]
         for_gpus = any(one.dropped or one.moved for one in cut) or any(rule and rule.by_target for rule in rules)
-        if not (for_gpus or self.options.workload):
+        if not (for_gpus or self.options.workload or self.options.targets.none):
             return replace(self, label=_plain_label(self.distribution))
         files = (member.name for member in self.distribution.archive.files if member.name not in self.dropped)
         ptx = any(one.ptx for one in libraries.values()) or any(name.endswith(".ptx") for name in files)
@@ -294,6 +305,11 @@ class _Making:
         others = self.left_out.others({one.name: one.size for one in self.distribution.archive.files})
         kept = tuple(self.left_out.refused.values())
         result = replace(result, dropped_files=dropped, kept_files=kept, unopened=options.unopened(others))
+        if options.targets.none:
+            required = {text: self._required(text) for text in self.distribution.metadata.requires}
+            changes = {text: left for text, left in required.items() if left != text}
+            standing = self._gpu_stand_ins({} if options.dry_run else changed)
+            result = replace(result, stand_ins=standing, changed_requirements=changes)
         if options.dry_run or (result.useless_for_target and not packs):
             return result
         if not result.differs:
@@ -313,9 +329,11 @@ class _Making:
             listed,
             dropped,
             label=self.label,
+            stand_ins=result.stand_ins,
+            changed_requirements=result.changed_requirements,
         )
         effort = _effort(options, [cut[name] for name in changed])
-        standing_in = self._stand_ins()
+        standing_in = self._stand_ins() | {one.path: (one.path, one.content) for one in result.stand_ins}
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
             _write(writer, self, changed, cut, document, packed, effort, standing_in, added, packs)
@@ -339,6 +357,22 @@ class _Making:
         return stand_ins(
             self.dropped.values(), present, lambda name: archive.chunks(archive.members[name]), lambda _: again
         )
+
+    def _required(self, stated: str) -> str | None:
+        """What is left of a requirement without a GPU."""
+        return stated_without_gpu(self.distribution.metadata.name, stated)
+
+    def _gpu_stand_ins(self, changed: Mapping[str, Path]) -> tuple[GpuStandIn, ...]:
+        """Stand-ins for the libraries of NVIDIA's that those of the wheel ask for."""
+        archive, asking = self.distribution.archive, []
+        for member in packed_libraries(archive):
+            if member.name in self.dropped:
+                continue
+            cut = changed.get(member.name)
+            with suppress(BadInputError), open_source(cut) if cut else open_member(archive.path, member) as source:
+                asking.append(AskingLibrary.read(member.name, ElfFile(source)))
+        present = [one.name for one in archive.files if one.name not in self.dropped]
+        return gpu_stand_ins(self.distribution.metadata.name, asking, present)
 
     def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], replaced: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
@@ -540,6 +574,8 @@ def _written_anew(
     distribution = making.distribution
     metadata_name, wheel_name = (f"{distribution.dist_info}/{name}" for name in ("METADATA", "WHEEL"))
     metadata = with_version(distribution.archive.read(metadata_name), making.version)
+    if making.options.targets.none:
+        metadata = with_requirements(metadata, making._required)
     if packs:
         gpus = served_gpus(making.options, results.values())
         metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.order.also)

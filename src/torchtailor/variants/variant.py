@@ -63,10 +63,5 @@ class Variant:
         """Nix's name of the platform: `x86_64-linux`."""
         return f"{self.arch}-linux"
 
-    @property
-    def torch_cuda_arch_list(self) -> str:
-        """What TORCH_CUDA_ARCH_LIST must say; empty without a GPU."""
-        return str(self.gpu.capability) if self.gpu else ""
-
     def __str__(self) -> str:
         return self.unique_name

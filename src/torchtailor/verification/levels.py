@@ -59,8 +59,7 @@ def running_checks(
             against = stack.enter_context(start(stock, python, root)) if stock else None
         except TorchtailorError as error:
             yield stock_not_run(error.message)
-        proof = verify_on_gpu(launch, detect(), catalog, wanted=expected.gpus, against=against, progress=say)
-        yield from proof.checks
+        yield from verify_on_gpu(launch, detect(), catalog, wanted=expected.gpus, against=against, progress=say)
 
 
 _NAMES = {Level.IMPORT: "import torch", Level.GPU: "op suite"}

@@ -65,10 +65,6 @@ class Ratio:
     def value(self) -> float:
         return self.tailored / self.stock if self.stock else float("nan")
 
-    @property
-    def within_noise(self) -> bool:
-        return abs(self.value - 1) <= max(self.noise, 0.02)
-
 
 def measure(
     builds: Mapping[str, Launch], device: str, *, cold: int = 3, warm: int = 5, throughput: int = 2

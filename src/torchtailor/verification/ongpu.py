@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,6 @@ _NO_GPU = frozenset({"no-gpu", "unsupported-gpu", "no-driver", "container-withou
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """All that was found on the GPU: the lines, and what they were made from."""
-
-    checks: tuple[Check, ...]
-    results: SuiteResults | None = None
-    stock: tuple[SuiteResults, ...] = ()
-    comparison: Comparison | None = None
-    measures: Measures | None = None
-    stock_measures: Measures | None = None
-
-
 def verify_on_gpu(
     launch: Launch,
     host: Host,
@@ -50,17 +37,17 @@ def verify_on_gpu(
     against: Launch | None = None,
     timing: bool = True,
     progress: Progress | None = None,
-) -> Proof:
+) -> tuple[Check, ...]:
     """All checks of level 3; `against` is the stock build, `timing` measures starts and throughput too."""
     say = progress or (lambda _: None)
     torch = launch.torch_folder()
     if torch is None:
         reason = "there is no torch to run"
-        return Proof((Check.of(Level.GPU, "op suite", False, reason),))
+        return (Check.of(Level.GPU, "op suite", False, reason),)
     say("Reading GPU code")
     present = presence_checks(host, read_torch(torch), catalog, wanted)
     if not any(check.outcome.value == "pass" for check in present):
-        return Proof((*present, Check.not_applicable(Level.GPU, "op suite", "no GPU of this machine runs this torch")))
+        return (*present, Check.not_applicable(Level.GPU, "op suite", "no GPU of this machine runs this torch"))
     say("Running the op suite on the GPU")
     results = run_suite(launch, "cuda")
     stock: tuple[SuiteResults, ...] = ()
@@ -72,7 +59,6 @@ def verify_on_gpu(
     checks += comparison_checks(comparison) if comparison else ()
     unusable = [run.unusable for run in stock if run.unusable is not None]
     checks += [stock_not_run(unusable[0])] if unusable else ()
-    measured, stock_measured = None, None
     if timing and results.unusable is None:
         say("Measuring starts and throughput")
         builds = {"this": launch, **({"stock": against} if against is not None and not unusable else {})}
@@ -81,9 +67,8 @@ def verify_on_gpu(
         except (CheckFailedError, NotFinishedError) as error:
             checks.append(Check.of(Level.GPU, "start and throughput", False, error.message))
         else:
-            measured, stock_measured = both["this"], both.get("stock")
-            checks += measure_checks(measured, stock_measured)
-    return Proof(tuple(checks), results, stock, comparison, measured, stock_measured)
+            checks += measure_checks(both["this"], both.get("stock"))
+    return tuple(checks)
 
 
 def stock_not_run(why: str) -> Check:

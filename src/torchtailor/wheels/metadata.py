@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 
@@ -15,6 +15,9 @@ from torchtailor.errors import BadInputError
 _TAG_LINE = re.compile(rb"Tag:", re.IGNORECASE)
 _METADATA_VERSION = re.compile(rb"^Metadata-Version:[ \t]*(\d{1,3})\.(\d{1,3})[ \t]*$", re.MULTILINE | re.IGNORECASE)
 _LICENCE_FILE = re.compile(r"(?:^|[^a-z])(?:licen[cs]es?|eula|copying)(?:[^a-z]|$)", re.IGNORECASE)
+_REQUIREMENT_LINE = re.compile(
+    rb"^(?P<field>Requires-Dist:[ \t]*)(?P<stated>[^\r\n]*)(?P<end>\r?\n)", re.MULTILINE | re.IGNORECASE
+)
 _VERSION_LINE = re.compile(rb"^Version:[^\r\n]*", re.MULTILINE | re.IGNORECASE)
 
 
@@ -67,6 +70,21 @@ def with_lines(data: bytes, lines: Iterable[str]) -> bytes:
     head, body = (data[: end.start()], data[end.start() :]) if end else (data.rstrip(b"\r\n"), b"\n")
     newline = "\r\n" if b"\r\n" in head else "\n"
     return head + "".join(f"{newline}{line}" for line in lines).encode() + body
+
+
+def with_requirements(data: bytes, change: Callable[[str], str | None]) -> bytes:
+    """The same METADATA with what `change` makes of each requirement (None: it goes); every other byte stays."""
+    end = re.search(rb"\r?\n\r?\n", data)
+    head, body = (data[: end.start()], data[end.start() :]) if end else (data, b"")
+
+    def changed(found: re.Match[bytes]) -> bytes:
+        stated = found["stated"].decode("utf-8", "replace").strip()
+        new = change(stated)
+        if new == stated:
+            return found[0]
+        return b"" if new is None else found["field"] + new.encode() + found["end"]
+
+    return _REQUIREMENT_LINE.sub(changed, head + b"\n")[:-1] + body
 
 
 def licence_files(data: bytes) -> tuple[str, ...]:

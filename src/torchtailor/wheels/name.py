@@ -100,8 +100,9 @@ def wheels_in(path: Path) -> tuple[Path, ...]:
 
 TAILORED = "tailored"  # in the version of a wheel from which nothing was taken out for the sake of a GPU
 HOST = "host"  # in the version of a wheel whose GPU code is in packs
+NO_GPU_LABEL = "nogpu"  # in the version of a wheel that was cut for machines without a GPU
 # The parts of a local version that only torchtailor writes: of a cut, and of a build from source for one CPU.
-OWN_LABEL = re.compile(rf"sm\d+[a-z]?|{TAILORED}|{HOST}|avx\w*|armv\d+")
+OWN_LABEL = re.compile(rf"sm\d+[a-z]?|{TAILORED}|{HOST}|{NO_GPU_LABEL}|avx\w*|armv\d+")
 
 
 def labelled_version(version: str, label: str, *, stock_local: str = "", earlier_label: str = "") -> str:

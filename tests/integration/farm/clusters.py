@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from tests.waiting import wait_until
 class DaskCluster:
     """Processes that a test may kill."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, variables: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self.variables = dict(variables or {})  # of all its processes; where they name certificates, it has TLS
+        self.protocol = ("--protocol", "tls") if self.variables else ()
         self.scheduler: subprocess.Popen[bytes] | None = None
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
@@ -26,7 +28,9 @@ class DaskCluster:
     def start_scheduler(self) -> None:
         file = self.root / "scheduler.json"
         file.unlink(missing_ok=True)
-        self.scheduler = self._dask("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+        self.scheduler = self._dask(
+            "scheduler", "--port", "0", "--no-dashboard", *self.protocol, "--scheduler-file", str(file)
+        )
         wait_until(file.is_file, "the scheduler starts")
         self.address = wait_until(lambda: json.loads(file.read_text() or "{}").get("address"), "its address")
 
@@ -72,6 +76,7 @@ class DaskCluster:
         self, *words: str, variables: dict[str, str] | None = None, before: tuple[str, ...] = ()
     ) -> subprocess.Popen[bytes]:
         environment = clean_environment(self.root) | {"DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "critical"}
+        environment |= self.variables
         with (self.root / "dask.log").open("ab") as log:
             return subprocess.Popen(
                 [*before, sys.executable, "-m", "dask", *words],
@@ -96,8 +101,8 @@ def _tcp_lines() -> list[str]:
 
 
 @contextmanager
-def running(root: Path, *workers: str) -> Iterator[DaskCluster]:
-    cluster = DaskCluster(root)
+def running(root: Path, *workers: str, variables: Mapping[str, str] | None = None) -> Iterator[DaskCluster]:
+    cluster = DaskCluster(root, variables)
     try:
         cluster.start_scheduler()
         for name in workers:

@@ -54,7 +54,7 @@ def test_every_recipe_evaluates_to_what_the_catalog_says(
         assert recipe.python == variant.python
         assert recipe.pin == pin
         assert recipe.cuda == (str(variant.build.cuda) if variant.gpu else None)
-        assert (recipe.arch_list or "") == variant.torch_cuda_arch_list
+        assert (recipe.arch_list or "") == (str(variant.gpu.capability) if variant.gpu else "")
         assert recipe.allow_broken == recipe.broken  # allowed where nixpkgs says it, and nowhere else
         assert recipe.blas == "openblas"
         assert all(flag in recipe.pre_configure for flag in variant.isa.compile_flags)

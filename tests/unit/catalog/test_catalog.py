@@ -121,7 +121,7 @@ def test_one_row_of_the_users_adds_orin(tmp_path: Path) -> None:
     catalog = load_catalog(write(tmp_path, ORIN_ROW))
     found = Matrix(catalog).resolve("sm87-armv8_2")
     assert found.variant.unique_name == "pytorch215-python313-cuda13_0-sm87-armv8_2"
-    assert found.variant.torch_cuda_arch_list == "8.7"
+    assert str(found.variant.gpu and found.variant.gpu.capability) == "8.7"
 
 
 def test_the_user_can_add_a_gpu_an_isa_and_a_release(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""`make` gives uv the indexes that pip is configured for: uv does not read pip's settings."""
+"""`make` sets up its environment, gives uv the indexes that pip is configured for, and says what is in its way."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,13 @@ assert _SPEC and _SPEC.loader
 _BOOTSTRAP = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_BOOTSTRAP)
 for_uv = _BOOTSTRAP.for_uv
+# Nothing listens there, and no setting of this machine names another index.
+_UNREACHABLE = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "UV_NO_CONFIG": "1",
+    "UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple",
+}
 
 
 def test_a_variable_wins_over_install_and_that_over_global() -> None:
@@ -45,3 +54,95 @@ def test_it_reads_what_pip_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found["UV_DEFAULT_INDEX"] == "https://three.example/simple"
     assert found["UV_INDEX"] == "https://user:pa'ss@one.example/simple https://two.example/simple"
     assert found["UV_INSECURE_HOST"] == "one.example"
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name, value in _UNREACHABLE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+
+
+def test_older_pythons_can_read_that_they_are_too_old(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (_BOOTSTRAP.ROOT / "tools" / "bootstrap.py").read_text("utf-8")
+    ast.parse(text, feature_version=(3, 6))
+    assert "from __future__" not in text  # 3.6 does not know annotations
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", str(tmp_path / "venv"), "test"])
+    assert _BOOTSTRAP.main() == 1
+    assert capsys.readouterr().err.startswith("error: Python 3.10.13 is too old: torchtailor needs 3.11.\n")
+    assert not (tmp_path / "venv").exists()
+
+
+def test_without_venv_the_package_is_named_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else name)
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", str(tmp_path / "venv"), "test"])
+    assert _BOOTSTRAP.main() == 1
+    error = capsys.readouterr().err
+    assert "it has no ensurepip." in error and "apt-get install python3-venv" in error
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_an_index_that_cannot_be_reached_is_said_at_once(tmp_path: Path) -> None:
+    """By uv, and by pip, which installs uv where it is not there yet; pip is not tried after uv."""
+    with pytest.raises(_BOOTSTRAP.SetUpError, match="The package index cannot be reached"):
+        _BOOTSTRAP.install(Path(sys.executable), "--target", str(tmp_path), "-r", str(_BOOTSTRAP.LOCKS / "hook.txt"))
+    wrapper = tmp_path / "bin" / "python"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    wrapper.chmod(0o755)
+    with pytest.raises(_BOOTSTRAP.SetUpError, match="The package index cannot be reached"):
+        _BOOTSTRAP.install(wrapper, "--target", str(tmp_path), "-r", str(_BOOTSTRAP.LOCKS / "hook.txt"))
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    for output in ("OSError: [Errno 28] No space left on device", "failed to copy: Disk full (os error 28)"):
+        with pytest.raises(_BOOTSTRAP.SetUpError, match="The disk is full"):
+            _BOOTSTRAP.check_known(output)
+    _BOOTSTRAP.check_known("error: the hash does not fit")
+
+
+def test_a_home_that_cannot_be_written_to_has_no_caches(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert _BOOTSTRAP.with_caches({"HOME": str(file)}).keys() == {"HOME", "UV_NO_CACHE", "PIP_NO_CACHE_DIR"}
+    assert _BOOTSTRAP.with_caches({"HOME": str(tmp_path)}) == {"HOME": str(tmp_path)}
+
+
+def test_an_interrupted_run_is_begun_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv, made, installed = tmp_path / "venv", [], []
+
+    def make_environment(folder: Path) -> None:
+        made.append(folder)
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / ".unfinished").unlink(missing_ok=True)
+        (folder / "bin" / "python").unlink(missing_ok=True)
+        (folder / "bin" / "python").symlink_to("/bin/true")
+
+    def install(python: Path, *what: str) -> None:
+        installed.append(Path(what[-1]).name)
+        if len(installed) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_BOOTSTRAP, "make_environment", make_environment)
+    monkeypatch.setattr(_BOOTSTRAP, "install", install)
+    monkeypatch.setattr(_BOOTSTRAP, "compile_hook", lambda python: None)
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", str(venv), "test"])
+    assert _BOOTSTRAP.main() == 130
+    assert (venv / ".unfinished").exists() and not (venv / ".test").exists()
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", str(venv), "docs"])
+    assert _BOOTSTRAP.main() == 0
+    assert made == [venv, venv]
+    assert installed == ["test.txt", "test.txt", _BOOTSTRAP.ROOT.name, "docs.txt"]
+    assert {file.name for file in venv.glob(".*")} == {".test", ".docs"}
+    assert _BOOTSTRAP.main() == 0  # what is there is kept
+    assert made == [venv, venv] and installed[4:] == ["docs.txt"]

@@ -12,7 +12,6 @@ from torchtailor.errors import UsageError
 from torchtailor.images.reference import (
     RepositoryName,
     Transport,
-    is_image_reference,
     parse_reference,
     parse_repository,
 )
@@ -186,16 +185,6 @@ def test_one_registry_has_many_names(one: str, other: str, same: bool) -> None:
     first, second = RepositoryName(one, "x"), RepositoryName(other, "x")
     assert first.shares_registry(second) is same
     assert second.shares_registry(first) is same
-
-
-def test_a_file_of_that_name_wins() -> None:
-    assert is_image_reference("oci:thing")
-    assert is_image_reference("docker://x")
-    assert is_image_reference("dir:x")  # so that it is explained, not "no such file"
-    assert not is_image_reference("thing")
-    assert not is_image_reference("a/oci:thing")
-    Path("oci:thing").touch()
-    assert not is_image_reference("oci:thing")
 
 
 @given(st.text(max_size=60))

@@ -23,7 +23,7 @@ from torchtailor.host.model import Host
 from torchtailor.inspection.torch_code import TorchCode, suitable_gpus
 from torchtailor.verification import levels, ongpu
 from torchtailor.verification.measures import Figure, Measures
-from torchtailor.verification.ongpu import Proof, measure_checks, presence_checks, verify_on_gpu
+from torchtailor.verification.ongpu import measure_checks, presence_checks, verify_on_gpu
 from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.suite_results import CaseResult, SuiteResults
@@ -125,8 +125,8 @@ def test_the_wrong_gpu_stops_before_the_suite(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ongpu, "read_torch", lambda folder: code("sm_80"))
     monkeypatch.setattr(ongpu, "run_suite", lambda *_: pytest.fail("the suite was run"))
     launch = Launch(Path(sys.executable), (tmp_path,))
-    proof = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog())
-    assert [check.outcome for check in proof.checks] == [CheckOutcome.FAIL, CheckOutcome.NOT_APPLICABLE]
+    checks = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog())
+    assert [check.outcome for check in checks] == [CheckOutcome.FAIL, CheckOutcome.NOT_APPLICABLE]
 
 
 def gpu_proof(
@@ -141,8 +141,8 @@ def gpu_proof(
     monkeypatch.setattr(ongpu, "read_torch", lambda folder: code("sm_90"))
     monkeypatch.setattr(ongpu, "run_suite", lambda ran, device: bad if ran is against else good)
     monkeypatch.setattr(ongpu, "measure", measure)
-    proof = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog(), against=against)
-    return {check.name: check for check in proof.checks}
+    checks = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog(), against=against)
+    return {check.name: check for check in checks}
 
 
 def test_a_stock_build_that_does_not_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +172,11 @@ def levels_of(
     """The checks of levels 2 and 3 of a folder, and the stock builds that were run against."""
     ran: list[Launch | None] = []
 
-    def on_gpu(launch: Launch, host: Host, catalog: Catalog, *, against: Launch | None, **more: Any) -> Proof:
+    def on_gpu(
+        launch: Launch, host: Host, catalog: Catalog, *, against: Launch | None, **more: Any
+    ) -> tuple[Check, ...]:
         ran.append(against)
-        return Proof((Check.of(Level.GPU, "op suite", True),))
+        return (Check.of(Level.GPU, "op suite", True),)
 
     monkeypatch.setattr(levels, "verify_imports", lambda *_: (imported,))
     monkeypatch.setattr(levels, "verify_on_gpu", on_gpu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -142,8 +142,7 @@ def good(release: str, name: str) -> str:
     """A generated recipe with its pin locked, without the header."""
     catalog, pins = load_catalog(Path("/nonexistent")), load_pins()
     variant = recipe_variants(catalog, release, [name])[0]
-    for row in pins.file.nixpkgs:
-        pins = pins.with_hash(row.key, HASH)
+    pins = replace(pins, lock={row.key: HASH for row in pins.file.nixpkgs})
     lines = render(Blueprint(catalog, pins, variant)).splitlines(keepends=True)
     return "".join(line for line in lines if "torchtailor-content" not in line)
 

@@ -53,7 +53,7 @@ def test_they_are_built_on_the_torch_of_their_name(
         assert (found.pname, found.version, found.on) == (path.stem, version, variant.name)
         assert found.name == f"{path.stem}-{version}"
         assert found.platforms == (variant.platform,)
-        assert (found.arch_list or "") == variant.torch_cuda_arch_list
+        assert (found.arch_list or "") == (str(variant.gpu.capability) if variant.gpu else "")
         assert all(flag in found.pre_configure for flag in variant.isa.compile_flags)
         assert found.changelog.endswith(f"/v{version}")
     (report,) = audit(catalog, tmp_path, use_nix=True)

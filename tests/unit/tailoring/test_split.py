@@ -13,6 +13,7 @@ import pytest
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import open_artifact
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.cli.run import run_command
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
@@ -30,7 +31,7 @@ from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
 from torchtailor.wheels.metadata import Metadata, with_lines
 from torchtailor.workload.choice import TracedWorkload
-from torchtailor.workload.hook import HOOK_NAME
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.pack import PackPlace, open_pack
 from torchtailor.workload.trace import Trace, write_trace
 
@@ -94,6 +95,7 @@ def test_nothing_at_all_for_the_gpu(tmp_path: Path, wheel: Path) -> None:
 def test_nothing_for_the_gpu_is_said_and_leaves_nothing(
     tmp_path: Path, wheel: Path, fat: bytes, capsys: pytest.CaptureFixture[str], several: bool
 ) -> None:
+    hook_library(ElfMachine.X86_64, HookKind.NEEDED)  # skips where there is none
     loose = tmp_path / "libx.so"
     loose.write_bytes(fat)
     other = build_wheel(tmp_path, {"other/liby.so": fat}, name="other", version="1", tag="py3-none-any")
@@ -156,6 +158,7 @@ def test_a_damaged_pack_is_named(tmp_path: Path, wheel: Path) -> None:
 
 
 def test_what_the_commands_say(tmp_path: Path, fat: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    hook_library(ElfMachine.X86_64, HookKind.NEEDED)  # skips where there is none
     content = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": fat, "torch/include/a.h": b"int a;"}
     wheel = build_wheel(tmp_path, content, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64")
     site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_the_system_s_compiler_is_for_this_machine(tmp_path: Path) -> None:
 
 
 def test_nothing_half_written_if_it_cannot_be_compiled(tmp_path: Path) -> None:
-    done = build("--system", "--into", str(tmp_path), CC=f"{sys.executable} -c raise(SystemExit(3))")
+    done = build("--system", "--into", str(tmp_path), CC=f"{shlex.quote(sys.executable)} -c raise(SystemExit(3))")
     assert done.returncode == 1
     assert "could not be compiled" in done.stderr
     assert not list((tmp_path / os.uname().machine).iterdir())

@@ -131,6 +131,7 @@ def test_a_margin_without_a_workload(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--margin needs --workload" in done.stderr
 
 
+@pytest.mark.usefixtures("preload")
 def test_run_refuses_a_pack_whose_path_has_a_colon(tmp_path: Path) -> None:
     place = tmp_path / "a:b"
     place.mkdir()

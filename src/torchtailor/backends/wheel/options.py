@@ -12,6 +12,7 @@ from torchtailor.backends.cutting import CutOptions
 from torchtailor.catalog import Catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
+from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.workload.choice import TracedWorkload
 
 # Between packages; not the one in `foo[a,b]` or in `foo>=1,<2`.
@@ -30,6 +31,7 @@ class WheelOptions:
     workload: TracedWorkload | None = None  # what stays in place; the rest goes to packs
     split: bool = False  # one wheel without GPU code for all GPUs, and a wheel of packs for each
     variants: bool = False  # also an index of wheel variants
+    without_gpu: bool = False  # for the CPU: a CUDA build whose GPU code is removed, whatever else there is
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
     index_url: str | None = None
     extra_index_urls: tuple[str, ...] = ()
@@ -63,8 +65,10 @@ class WheelOptions:
         major, minor = self.glibc.split(".")
         return int(major), int(minor)
 
-    @property
-    def cut_options(self) -> CutOptions:
+    def cut_options_for(self, gpu: str) -> CutOptions:
+        """The options of a cut for this GPU; without one there is no code to be kept, compressed or packed."""
+        if gpu == NO_GPU:
+            return CutOptions(nvidia=bool(self.nvidia), strip=self.strip)
         return CutOptions(
             bool(self.nvidia),
             self.recompress,
@@ -85,6 +89,7 @@ class WheelOptions:
             "recompress": self.recompress,
             "keep_ptx": self.keep_ptx,
             **({"split": True} if self.split else {}),
+            **({"gpu": NO_GPU} if self.without_gpu else {}),
             **used,
             "strip": self.strip,
             "glibc": self.glibc,

@@ -19,25 +19,31 @@ from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import Capability, Catalog, Fit, Method
 from torchtailor.disk import CACHE_VARIABLE, existing_parent
 from torchtailor.documents import Bytes, Seconds, document
-from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError
+from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import Resolved, resolve
 from torchtailor.fetch.target import Target
-from torchtailor.fetch.torch import TorchChoice, choose_torch, closure_requirements
+from torchtailor.fetch.torch import TorchChoice, choose_cuda_torch, choose_torch, closure_requirements
 from torchtailor.format import human_bytes, human_seconds
+from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.ledger.rates import Rates
 from torchtailor.variants import Variant, coverage
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS_FOLDER
 
 # About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.
 HOST_SHARE = 0.25
+_WITHOUT_GPU_SHARE = 0.4  # without any of it, with all host code
 _UNPACKED = 2.6
 _MEMORY = 500_000_000
 # Other packages that contain libraries of NVIDIA's: Triton has its own CUPTI.
 _CARRIES_NVIDIA = frozenset({"triton"})
 _SPARE_DISK = 500_000_000
+_WITHOUT_GPU = (
+    "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code selects its "
+    "CPU kernels at run time."
+)
 
 
 class Treatment(Enum):
@@ -70,6 +76,7 @@ class PlannedVariantDocument(Struct):
     python: str
     arch: str
     gpu: Capability | None
+    without_gpu: Annotated[bool, Meta(description="from a CUDA build, whose GPU code is removed")]
     gives: str
     other_methods: Annotated[tuple[str, ...], Meta(description="what only another build method gives")]
     notes: tuple[str, ...]
@@ -126,6 +133,14 @@ class VariantPlan:
     other_methods: tuple[str, ...]  # what only another build method gives
     notes: tuple[str, ...]
     output_size: int
+    without_gpu: bool = False  # from a CUDA build, whose GPU code is removed
+
+    @property
+    def cut_for(self) -> str | None:
+        """What wheels are cut for: a capability, or `none` for machines without a GPU; None where nothing is cut."""
+        if self.variant.gpu:
+            return str(self.variant.gpu.capability)
+        return NO_GPU if self.without_gpu else None
 
     @property
     def name(self) -> str:
@@ -259,64 +274,91 @@ class Planner:
         return WheelPlan(tuple(plans), self._options, out, self._cost(plans, out), unavailable)
 
     def _plan_choice(self, choice: VariantChoice) -> VariantPlan:
-        """The first of a choice's variants whose wheel is available."""
+        """The first of a choice's variants whose wheel is available; for the CPU, else a CUDA build whose GPU code is
+        removed: a CPU build of an older release comes before that.
+        """
+        if self._options.without_gpu and choice.variant.gpu is not None:
+            raise UsageError(
+                f"--gpu none is for variants of the CPU, and {choice.variant.unique_name} is for a GPU.",
+                "Name a variant such as cpu-avx2, or leave --gpu none out.",
+            )
+        ways = (self._options.without_gpu, True) if choice.variant.gpu is None else (False,)
         problems: list[TorchtailorError] = []
-        for variant in (choice.variant, *choice.fallbacks):
-            try:
-                found = self._plan_variant(variant)
-            except (NoMatchError, NetworkError) as error:
-                problems.append(error)
-                continue
-            notes = [*choice.notes]
-            if problems:
-                notes.append(f"{choice.variant.unique_name} is not available: {problems[0].message}")
-                notes.append(f"The newest available is {variant.unique_name} (PyTorch {variant.release.version}).")
-            return replace(found, notes=(*notes, *found.notes))
-        raise problems[0]
+        for without_gpu in dict.fromkeys(ways):
+            for variant in (choice.variant, *choice.fallbacks):
+                try:
+                    found = self._plan_variant(variant, without_gpu=without_gpu)
+                except (NoMatchError, NetworkError) as error:
+                    problems.append(error)
+                    continue
+                notes = [*choice.notes]
+                if variant is not choice.variant:
+                    notes.append(f"{choice.variant.unique_name} is not available: {problems[0].message}")
+                    notes.append(f"The newest available is {variant.unique_name} (PyTorch {variant.release.version}).")
+                return replace(found, notes=(*notes, *found.notes))
+        raise self._nothing_available(choice, problems[0])
 
-    def _plan_variant(self, variant: Variant) -> VariantPlan:
+    def _nothing_available(self, choice: VariantChoice, first: TorchtailorError) -> TorchtailorError:
+        """The problem with the newest release, and what else was looked for."""
+        if choice.variant.gpu is not None or self._options.without_gpu:
+            return first
+        older = [str(one.release.version) for one in choice.fallbacks]
+        releases = f", nor any build of PyTorch {', '.join(dict.fromkeys(older))}" if older else ""
+        message = f"{first.message} There is no CUDA build either, to remove the GPU code from{releases}."
+        return (NetworkError if isinstance(first, NetworkError) else NoMatchError)(message, first.hint)
+
+    def _plan_variant(self, variant: Variant, *, without_gpu: bool) -> VariantPlan:
         target = Target(variant.python, variant.arch, self._options.glibc_version)
-        choice, closure = self._resolve(variant, target)
-        wheels = tuple(self._wheel(item, variant) for item in closure)
+        choice, closure = self._resolve(variant, target, without_gpu=without_gpu)
+        wheels = tuple(self._wheel(item, variant, without_gpu=without_gpu) for item in closure)
         given = coverage(self._catalog, variant, Method.WHEEL)
         return VariantPlan(
             variant=variant,
             target=target,
             label=choice.label,
             wheels=wheels,
-            gives=given.text,
+            gives=_WITHOUT_GPU.format(label=choice.label, variant=variant) if without_gpu else given.text,
             other_methods=tuple(self._other_methods(variant, given.fit)),
             notes=choice.notes,
             output_size=sum(self._expected(wheel, variant) for wheel in wheels),
+            without_gpu=without_gpu,
         )
 
-    def _resolve(self, variant: Variant, target: Target) -> tuple[TorchChoice, tuple[Resolved, ...]]:
+    def _resolve(
+        self, variant: Variant, target: Target, *, without_gpu: bool
+    ) -> tuple[TorchChoice, tuple[Resolved, ...]]:
         """The closure; variants that differ only in GPU or ISA share it."""
-        key = (variant.release.name, variant.build.label, target)
+        key = (variant.release.name, variant.build.label, target, without_gpu)
         if key not in self._resolved:
-            choice = choose_torch(self._finder, variant, target, self._catalog.wheel_index)
+            if without_gpu:
+                choice = choose_cuda_torch(self._finder, variant, target)
+            else:
+                choice = choose_torch(self._finder, variant, target, self._catalog.wheel_index)
             wanted = closure_requirements(choice, self._options.companions)
-            closure = resolve(wanted, choice.finder, target, {canonicalize_name("torch"): choice.file}, choice.label)
+            pinned = {canonicalize_name("torch"): choice.file}
+            closure = resolve(wanted, choice.finder, target, pinned, choice.label, without_gpu=without_gpu)
             self._resolved[key] = (choice, closure)
         return self._resolved[key]
 
-    def _wheel(self, item: Resolved, variant: Variant) -> PlannedWheel:
+    def _wheel(self, item: Resolved, variant: Variant, *, without_gpu: bool) -> PlannedWheel:
         file = replace(item.file, size=item.size)
         cached = not self._downloader.missing([file])
         return PlannedWheel(
             file=file,
             size=item.size,
             download=0 if cached else item.size - min(item.size, self._downloader.resumable(file)),
-            treatment=self._treatment(item, variant),
+            treatment=self._treatment(item, variant, without_gpu=without_gpu),
             required_by=item.required_by,
         )
 
-    def _treatment(self, item: Resolved, variant: Variant) -> Treatment:
+    def _treatment(self, item: Resolved, variant: Variant, *, without_gpu: bool) -> Treatment:
         """torch, its companions and NVIDIA's libraries hold GPU code; a CPU variant has nothing to cut."""
-        if variant.gpu is None or item.file.filename.endswith("-none-any.whl"):
+        if (variant.gpu is None and not without_gpu) or item.file.filename.endswith("-none-any.whl"):
             return Treatment.UNCHANGED
         if item.name == "torch" or item.name in self._options.companion_extras:
             return Treatment.CUT
+        if without_gpu:  # of NVIDIA's only the CUDA runtime is left, which holds none
+            return Treatment.UNCHANGED
         if item.name in _CARRIES_NVIDIA:
             return Treatment.CUT if self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION
         if not item.name.startswith("nvidia-"):
@@ -328,8 +370,10 @@ class Planner:
         return Treatment.CUT if free or self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION
 
     def _expected(self, item: PlannedWheel, variant: Variant) -> int:
-        if item.treatment is not Treatment.CUT or variant.gpu is None:
+        if item.treatment is not Treatment.CUT:
             return item.size
+        if variant.gpu is None:
+            return round(item.size * _WITHOUT_GPU_SHARE)
         codes = variant.build.wheel_codes(variant.arch) or (None,)
         kept = 1 if item.name == "torch" else max(1, len(codes) // 3)  # NVIDIA's also keep lower minor versions
         return round(item.size * (HOST_SHARE + (1 - HOST_SHARE) * min(1.0, kept / len(codes))))
@@ -352,10 +396,10 @@ class Planner:
         wheels = {wheel.file.url: wheel for plan in plans for wheel in plan.wheels}
         download = sum(wheel.download for wheel in wheels.values())
         cuts = {
-            (item.file.url, plan.variant.gpu.capability): (item, plan.variant)
+            (item.file.url, plan.cut_for): (item, plan.variant)
             for plan in plans
             for item in plan.wheels
-            if item.treatment is Treatment.CUT and plan.variant.gpu
+            if item.treatment is Treatment.CUT
         }
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
         scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made

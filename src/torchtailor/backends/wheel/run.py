@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from torchtailor.backends.base import UnavailableVariant
-from torchtailor.backends.cutting import WheelCut
+from torchtailor.backends.cutting import CutOptions, WheelCut
 from torchtailor.backends.jobs import (
     CutWheel,
     FetchWheel,
@@ -70,12 +70,12 @@ Cuts = Mapping[str, WheelCut | None]  # that are done, by the keys of their jobs
 def cut_jobs(plan: WheelPlan, fetched: Mapping[str, Fetched], cuts: Cuts) -> Iterator[list[CutWheel]]:
     """For each wheel, the cuts for all GPUs that need it; those of torch are made when all others are done."""
     for of_torch in (False, True):
-        wanted: dict[str, dict[str, CutWheel]] = {}
+        wanted: dict[tuple[str, CutOptions], dict[str, CutWheel]] = {}
         for variant in plan.plans:
             for wheel in variant.wheels:
                 of_this = (wheel.name == "torch") is of_torch
                 if of_this and (job := _cut_job(variant, wheel, fetched, plan.options, cuts)):
-                    wanted.setdefault(wheel.file.url, {})[job.gpu] = job
+                    wanted.setdefault((wheel.file.url, job.options), {})[job.gpu] = job
         for jobs in wanted.values():
             yield list(jobs.values())
 
@@ -98,7 +98,9 @@ def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: Whee
 
 def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
     """What the manifest says of a variant."""
-    details = {"options": options.to_json(), "gives": variant.gives}
+    details: dict[str, object] = {"options": options.to_json(), "gives": variant.gives}
+    if variant.without_gpu:
+        details["without_gpu"] = True
     gpu = variant.variant.gpu
     packs = (gpu.capability.sm,) if options.split and gpu else ()
     requested = tuple(
@@ -114,13 +116,13 @@ WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with -
 def _cut_job(
     variant: VariantPlan, wheel: PlannedWheel, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts
 ) -> CutWheel | None:
-    gpu = variant.variant.gpu
+    gpu = variant.cut_for
     if wheel.treatment is not Treatment.CUT or gpu is None:
         return None
-    cut = options.cut_options
-    if options.split and wheel.name == "torch":
+    cut = options.cut_options_for(gpu)
+    if cut.split and wheel.name == "torch":
         cut = replace(cut, also=tuple(_with_packs(variant, fetched, options, cuts)))
-    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, str(gpu.capability), cut)
+    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, gpu, cut)
 
 
 def _with_packs(

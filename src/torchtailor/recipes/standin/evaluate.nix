@@ -92,7 +92,6 @@ let
       changelog = meta.changelog or "";
       on = if drv ? torch then drv.torch.pname else null;
       arch_list = if arch == null then null else builtins.head arch;
-      gpu_targets = drv.gpuTargets or [ ];
       cuda = if drv.cudaSupport or false && drv ? cudaPackages then drv.cudaPackages.cudaMajorMinorVersion else null;
       python = drv.pythonModule.pythonVersion or null;
       platforms = meta.platforms or [ ];
@@ -100,7 +99,6 @@ let
       long_description = meta.longDescription or "";
       broken = meta.broken or false;
       allow_broken = standin.config.allowBroken or false;
-      allow_unfree = standin.config.allowUnfree or false;
       blas = drv.blasProvider.pname or null;
       overlays = standin.overlays or 0;
       magma_patches = standin.magmaPatches or [ ];

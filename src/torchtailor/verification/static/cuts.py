@@ -14,6 +14,7 @@ from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.verification.static.read import LibraryFacts
+from torchtailor.wheels.name import NO_GPU_LABEL
 
 _UNTOUCHED = frozenset(status.value for status in LibraryStatus if not status.changed)
 
@@ -94,6 +95,12 @@ def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
 def keeps_lto(manifest: Mapping[str, Any]) -> bool:
     """Whether LTO-IR stayed: with --no-lto it was removed on purpose."""
     return manifest.get("policy", {}).get("lto") is not False
+
+
+def cut_for_no_gpu(artifact: Artifact) -> bool:
+    """Whether something in it was cut with --gpu none."""
+    labels = (str(one.get("target", {}).get("label", "")) for one in artifact.tailored.values())
+    return NO_GPU_LABEL in labels
 
 
 def dropped_files(artifact: Artifact) -> frozenset[str]:

@@ -20,7 +20,7 @@ from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.torch_code import MAIN_LIBRARY
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
-from torchtailor.verification.static.cuts import CutRecord, cut_record, keeps_lto
+from torchtailor.verification.static.cuts import CutRecord, cut_for_no_gpu, cut_record, keeps_lto
 from torchtailor.verification.static.read import LibraryFacts
 
 _SHOWN = 4
@@ -40,7 +40,8 @@ def fit_checks(
         yield Check.not_applicable(Level.STATIC, "GPU code", _no_code(libraries))
         return
     if not gpus:
-        held = ", ".join(_labels(reports)) or "none themselves: it is in packs"
+        where = "they were cut for machines without a GPU" if cut_for_no_gpu(artifact) else "it is in packs"
+        held = ", ".join(_labels(reports)) or f"none themselves: {where}"
         yield Check.not_applicable(
             Level.STATIC, "GPU code", f"no GPU was named (--gpu or --variant); the libraries hold {held}"
         )
@@ -226,7 +227,10 @@ def foreign_checks(
     what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
     whose = "for it" if len(cut_for) == 1 else "for them"
     reason = f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are {whose}"
-    if not cut_for:
+    if not cut_for and cut_for_no_gpu(artifact):
+        stays = f"{human_bytes(left.total())} could not be removed" if left else "no GPU code is left"
+        reason = f"{what} cut for machines without a GPU; {stays}"
+    elif not cut_for:
         reason = f"{what} split: the code for each GPU is in a package of its own"
     elif left:
         most = ", ".join(f"{where} {human_bytes(size)}" for where, size in left.most_common(_SHOWN))

@@ -13,7 +13,7 @@ from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import driver_readings
 from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Check, Level
-from torchtailor.verification.static.cuts import dropped_files, keeps_lto
+from torchtailor.verification.static.cuts import cut_for_no_gpu, dropped_files, keeps_lto
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
@@ -57,7 +57,7 @@ def verify_static(
         *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, expected.gpus, catalog),
         *pack_checks(artifact, libraries, catalog),
-        *(_coverage(compared, reports, libraries, expected, dropped_files(artifact)) if stock else ()),
+        *(_coverage(artifact, compared, reports, libraries, expected) if stock else ()),
         *host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
@@ -68,12 +68,13 @@ def verify_static(
 
 
 def _coverage(
+    artifact: Artifact,
     compared: Sequence[LibraryComparison],
     reports: dict[str, LibraryReport],
     libraries: Sequence[LibraryFacts],
     expected: Expectation,
-    dropped: frozenset[str],
 ) -> list[Check]:
+    dropped = dropped_files(artifact)
     here = {facts.name for facts in libraries}
     absent = [name for name, report in reports.items() if report.has_code and name not in here]
     missing = [name for name in absent if name not in dropped]
@@ -81,5 +82,8 @@ def _coverage(
     if libraries and not compared:
         reason = f"stock has none of the {len(libraries)} libraries here: it is not what this was made of"
         return [Check.of(Level.STATIC, "coverage against stock", False, reason, missing=missing)]
+    if cut_for_no_gpu(artifact) and not expected.gpus:
+        reason = "cut for machines without a GPU, which use none of stock's GPU code"
+        return [Check.not_applicable(Level.STATIC, "coverage against stock", reason)]
     coverages = [one.coverage for one in compared if one.coverage]
     return list(coverage_checks(coverages, missing, expected.gpus, by_choice))

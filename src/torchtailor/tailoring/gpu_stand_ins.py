@@ -1,0 +1,135 @@
+"""Stand-ins for NVIDIA's libraries in a package whose GPU code was removed: it loads without them.
+
+What they define is what the package's own libraries ask for: the functions that are bound to a version of a missing
+library, and those without a version that have its name. Nothing of NVIDIA's is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import DynamicTag, ElfMachine
+from torchtailor.binary.stand_in import StandInSymbol, write_stand_in
+from torchtailor.binary.symbols import NeededSymbol, dynamic_symbols, dynamic_text, needed_libraries, needed_symbols
+from torchtailor.licences import maker_of
+
+_SENTENCE = "torchtailor: {package} was cut for machines without a GPU (--gpu none): {library} is not there."
+# The CUDA runtime stays, and the driver is no package: without one, torch knows what to do.
+_NOT_REPLACED = ("libcudart.", "libcuda.", "libnvidia-")
+_NAME = re.compile(r"lib(?P<stem>[A-Za-z0-9]+)")
+_OTHER_STEMS = {"nvtoolsext": "nvtx"}
+_NPP = "npp"  # one library for each kind of function, all with the same prefix
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStandIn:
+    """A library that stands in for one of NVIDIA's."""
+
+    path: str  # in the wheel
+    content: bytes = field(repr=False)
+    symbols: int
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class AskingLibrary:
+    """A library of a package: what it needs, and where the dynamic linker looks for that."""
+
+    path: str
+    machine: ElfMachine
+    soname: str
+    needed: tuple[str, ...]
+    run_path: str
+    symbols: tuple[NeededSymbol, ...]  # that may be NVIDIA's
+    defined: frozenset[str]  # of those without a version that others ask for
+
+    @classmethod
+    def read(cls, path: str, elf: ElfFile) -> AskingLibrary:
+        return cls(
+            path,
+            elf.machine,
+            dynamic_text(elf, DynamicTag.SONAME) or PurePosixPath(path).name,
+            needed_libraries(elf),
+            dynamic_text(elf, DynamicTag.RUNPATH) or dynamic_text(elf, DynamicTag.RPATH),
+            tuple(one for one in needed_symbols(elf) if _is_missing(one.library) or not one.version),
+            frozenset(one.name for one in dynamic_symbols(elf) if not one.undefined),
+        )
+
+    def folder_in(self, folders: Collection[str]) -> str | None:
+        """The first of these folders in which the dynamic linker looks for what it needs."""
+        own = posixpath.dirname(self.path)
+        for entry in self.run_path.split(":"):
+            start, _, rest = entry.partition("/")
+            place = posixpath.normpath(posixpath.join(own, rest))
+            if start in ("$ORIGIN", "${ORIGIN}") and place in folders:
+                return place
+        return None
+
+
+def gpu_stand_ins(package: str, libraries: Iterable[AskingLibrary], files: Iterable[str]) -> tuple[GpuStandIn, ...]:
+    """The stand-ins that the libraries of a package need, in places where these look for them; `files` are its files.
+
+    Where none of them looks inside the package, another package brings the library, as torch does for its companions.
+    """
+    asking = tuple(libraries)
+    present = {PurePosixPath(path).name for path in files} | {one.soname for one in asking}
+    folders = {posixpath.dirname(path) for path in files}
+    missing: dict[str, str] = {}  # the folder of each, by the name of the library
+    for library in asking:
+        for name in library.needed:
+            if name not in missing and name not in present and _is_missing(name):
+                folder = library.folder_in(folders)
+                if folder is not None:
+                    missing[name] = folder
+    defined = frozenset[str]().union(*(library.defined for library in asking))
+    wanted: dict[str, set[StandInSymbol]] = {name: set() for name in missing}
+    stems = {name: _stem(name) for name in missing}
+    for symbol in (symbol for library in asking for symbol in library.symbols):
+        if symbol.version:
+            owner: str | None = symbol.library
+        else:
+            owner = None if symbol.name in defined else _owner(symbol.name, stems)
+        if owner in wanted:
+            wanted[owner].add(StandInSymbol(symbol.name, symbol.version, symbol.is_data))
+    made = []
+    for name, folder in sorted(missing.items()):
+        sentence = _SENTENCE.format(package=package, library=name)
+        content = write_stand_in(asking[0].machine, name, wanted[name], sentence)
+        made.append(GpuStandIn(f"{folder}/{name}", content, len(wanted[name])))
+    return tuple(made)
+
+
+def _is_missing(library: str) -> bool:
+    """Whether it is one of NVIDIA's libraries that leave."""
+    return maker_of(library) is not None and not library.startswith(_NOT_REPLACED)
+
+
+def _stem(library: str) -> str:
+    """How the functions of a library begin: `cusparselt` for libcusparseLt.so.0."""
+    match = _NAME.match(library)
+    stem = match["stem"].lower() if match else library
+    return _NPP if stem.startswith(_NPP) else _OTHER_STEMS.get(stem, stem)
+
+
+def _owner(symbol: str, stems: dict[str, str]) -> str | None:
+    """The library whose name a function has: the longest that fits, cusparseLt before cusparse."""
+    name = symbol.lstrip("_").lower()
+    fitting = [library for library, stem in stems.items() if name.startswith(stem)]
+    return max(fitting, key=lambda library: len(stems[library]), default=None)
