@@ -19,7 +19,7 @@ from torchtailor.backends.choose import choose
 from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.source.plan import MatrixPlan, plan_matrix
 from torchtailor.backends.source.tables import load_tables
-from torchtailor.catalog import Capability, Catalog, Method, load_catalog
+from torchtailor.catalog import SOURCE, Capability, Catalog, load_catalog
 from torchtailor.farm.jobs import CompilePart, CompileShard, FetchSource
 from torchtailor.farm.shards import part_of
 from torchtailor.farm.simulate import Simulation, simulate
@@ -92,7 +92,7 @@ def costs() -> SourceCosts:
 
 def planned(catalog: Catalog, release: str) -> tuple[MatrixPlan, PlannedSource]:
     """The graph of every variant of a release that can be built from source."""
-    choices = choose(catalog, ["*"], release=release, method=Method.SOURCE)
+    choices = choose(catalog, ["*"], release=release, method=SOURCE)
     matrix = plan_matrix(catalog, load_tables(), [choice.variant for choice in choices])
     tree = FetchSource("git", "pytorch", "v0", "0" * 40)
     graph = source_graph(matrix.groups, tree, SourceOptions(), costs(), toolchain="one", objects="one")

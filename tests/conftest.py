@@ -136,7 +136,8 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             printing(name, result, **more)
-        jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
+        if name != "build-toy":  # whose method says itself what its documents have
+            jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
         sys.stdout.write(text.getvalue())
 
     monkeypatch.setattr(ui, "print_json", checked)

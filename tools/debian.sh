@@ -26,15 +26,27 @@ find_mirror() {
     fi
 }
 
-# A command in the system: enter [NAME=VALUE ...] COMMAND. Its /proc and /sys end with it, however it ends.
+# A command in the system: enter [NAME=VALUE ...] COMMAND. `namespaces` may hold further options of unshare, such as --net.
+# Its /proc, /sys, /dev/pts and /dev/shm end with it, however it ends.
 enter() {
+    # This machine's name server, and the certificates that its network needs.
+    for file in /etc/resolv.conf ${PIP_CERT:+"$PIP_CERT"}; do
+        [ ! -e "$file" ] || { mkdir -p "$root$(dirname "$file")" && cp -L "$file" "$root$file"; }
+    done
     set -- HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
         ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
         ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT="$PIP_CERT"} "$@"
-    unshare --mount --propagation private sh -ec 'root=$1
+    # shellcheck disable=SC2086
+    unshare --mount --propagation private ${namespaces:-} sh -ec 'root=$1
         shift
         # A build that was killed may have left its own.
         mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
         mountpoint -q "$root/sys" || mount -t sysfs sysfs "$root/sys"
+        mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
+        # Pseudo-terminals, where the system has devices.
+        if [ -e "$root/dev/ptmx" ]; then
+            mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts "$root/dev/pts"
+            mount --bind "$root/dev/pts/ptmx" "$root/dev/ptmx"
+        fi
         exec chroot "$root" env -i "$@"' sh "$root" "$@"
 }

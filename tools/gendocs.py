@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtailor.catalog import DEFAULT_PYTHON, Catalog, Fit, Gpu, Method, load_catalog
+from torchtailor.catalog import DEFAULT_PYTHON, NIX, WHEEL, Catalog, Fit, Gpu, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
@@ -45,7 +45,7 @@ def releases(catalog: Catalog) -> str:
                 ", ".join(str(b.toolkit or b.cuda) for b in sorted(release.cuda_builds, key=lambda b: b.label)),
                 ", ".join(release.pythons),
                 str(len(variants)) + _with_recipe(catalog, variants),
-                ", ".join(method.value for method in Method if method in methods),
+                ", ".join(name for name in catalog.methods if name in methods),
             ]
         )
     return table(["release", "PyTorch", "CUDA", "Python", "variants", "build methods"], rows)
@@ -53,7 +53,7 @@ def releases(catalog: Catalog) -> str:
 
 def _with_recipe(catalog: Catalog, variants: list[Variant]) -> str:
     """How many of the variants recipes are written for."""
-    count = sum(coverage(catalog, variant, Method.NIX).available for variant in variants)
+    count = sum(coverage(catalog, variant, NIX).available for variant in variants)
     return f", {count} with recipes" if count else ""
 
 
@@ -93,9 +93,9 @@ def _build_table(catalog: Catalog, matrix: Matrix, release: Release, build: Buil
 
 
 def _cell(catalog: Catalog, variant: Variant) -> str:
-    wheel = coverage(catalog, variant, Method.WHEEL)
+    wheel = coverage(catalog, variant, WHEEL)
     if not wheel.available:
-        return "nix" if coverage(catalog, variant, Method.NIX).available else "source"
+        return "nix" if coverage(catalog, variant, NIX).available else "source"
     if wheel.fit is Fit.COMPATIBLE:
         return f"wheel ({wheel.through})"
     return {Fit.NATIVE: "wheel", Fit.JIT: "wheel (JIT)"}[wheel.fit]

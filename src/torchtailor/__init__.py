@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torchtailor.backends.base import BuildResult
     from torchtailor.backends.build import build, plan_build
     from torchtailor.backends.install import install, plan_install
-    from torchtailor.catalog.releases import Method
+    from torchtailor.catalog.methods import Method
     from torchtailor.errors import TorchtailorError
     from torchtailor.host.detect import detect
     from torchtailor.host.model import Host
@@ -51,7 +51,7 @@ _MODULES = {
     "Host": "host.model",
     "Inspection": "inspection.inspection",
     "Level": "verification.result",
-    "Method": "catalog.releases",
+    "Method": "catalog.methods",
     "Recommendation": "recommendation.result",
     "TailorResult": "tailoring.result",
     "TorchtailorError": "errors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from torchtailor.errors import EnvironmentProblem
 
+_log = logging.getLogger(__name__)
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1
 _SWITCH_S = 0.0005  # how long a thread that hashes waits for one that computes
@@ -55,9 +57,11 @@ def run_all(
     workers = min(processes, len(ordered))
     enough = _WORTH_PROCESSES if worth is None else worth
     if workers < 2 or sum(job.size for job in ordered) < enough or multiprocessing.current_process().daemon:
+        _log.debug("%d jobs, one after the other", len(ordered))
         return ((job, function(job)) for job in ordered)
     # forking saves the imports, and is safe only while there are no other threads
     method = "fork" if threading.active_count() == 1 else "spawn"
+    _log.info("%d jobs in %d processes (%s)", len(ordered), workers, method)
     context = multiprocessing.get_context(method)
     slots = context.Semaphore(processes)
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))

@@ -16,10 +16,11 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-SECONDS = 3.0  # for an answer
+SECONDS = 2.0  # for an answer
 
 
 def code(protocol: str) -> Callable[[int], Awaitable[str]]:
@@ -47,7 +48,7 @@ def worker(protocol: str) -> Callable[[int], Awaitable[str]]:
     async def attack(port: int) -> str:
         from distributed import Security, Worker
 
-        keys = Security.temporary() if protocol == "tls" else Security()
+        keys = _own_security() if protocol == "tls" else Security()
         joined = Worker(f"{protocol}://127.0.0.1:{port}", security=keys, protocol=protocol, host="127.0.0.1")
         await asyncio.wait([asyncio.ensure_future(joined.start())], timeout=SECONDS)  # it would try for ever
         return "joined as a worker" if joined.status.name == "running" else ""
@@ -111,10 +112,15 @@ def _speak_tls(context: ssl.SSLContext, port: int) -> str:
     return f"in TLS it said {said!r}" if said else ""
 
 
-def _own_keys() -> dict[str, Any]:
+@cache
+def _own_security() -> Any:
     from distributed import Security
 
-    return dict(Security.temporary().get_connection_args("client"))
+    return Security.temporary()
+
+
+def _own_keys() -> dict[str, Any]:
+    return dict(_own_security().get_connection_args("client"))
 
 
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cpu_builds.py"
-# Answers like cpu_ops.py: SECONDS of a call, except for a case that this build cannot run.
-CHILD = """#!{python}
+# Answers like cpu_ops.py: SECONDS of a call, except for a case that this build cannot run. Like pip's scripts it begins
+# in the shell: Python's path may have a space.
+CHILD = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import json, sys
 cases = ["fast/fp32", "crash/fp64", "slow/bf16", "missing/int8"]
 print(json.dumps({{"torch": "{version}", "capability": "AVX2", "threads": 2, "cases": cases}}), flush=True)

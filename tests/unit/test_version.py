@@ -10,18 +10,15 @@ import pytest
 
 from torchtailor import version
 from torchtailor.backends.cutting import CutOptions, cut_key
-from torchtailor.backends.jobs import PackWheelhouse
-from torchtailor.catalog import Capability, Method
+from torchtailor.backends.jobs import CutForGpus, PackedWheel, PackVariant
+from torchtailor.catalog import WHEEL, Capability
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.jobs import (
     CompilePart,
     CompileShard,
     ConfigureSource,
-    CutForGpus,
     LinkSource,
-    PackedWheel,
     PackSource,
-    PackVariant,
     ProveVariant,
     SourceSpec,
     gives_of,
@@ -33,7 +30,7 @@ from torchtailor.wheelhouse.entry import WheelhouseDescription
 PACKAGE = Path(version.__file__).parent
 SPEC = SourceSpec("sm90-avx512", ("9.0",), "aa", "git", "https://example.org/x.git", "v1", "gcc 14")
 WHEELHOUSE = WheelhouseDescription(
-    "sm90-avx512", "9.0", "avx512", "x86_64", "2.10.0", "cuda-13_0", "cu130", "3.13", Method.WHEEL
+    "sm90-avx512", "9.0", "avx512", "x86_64", "2.10.0", "cuda-13_0", "cu130", "3.13", WHEEL
 )
 FARM_JOBS = (
     CutForGpus("aa", "torch-2.10.0-py3-none-any.whl", ("9.0",), CutOptions()),
@@ -100,7 +97,6 @@ def test_every_key_changes_with_the_code(tmp_path: Path, key_of: Callable[[Path]
         return [
             *(key for job in FARM_JOBS for key in gives_of(job)),
             cut_key("aa", "torch-2.10.0-py3-none-any.whl", Capability.parse("9.0"), CutOptions()),
-            PackWheelhouse(WHEELHOUSE, ()).key,
             hostcode.fingerprint(),
             describe_worker()["torchtailor"],
         ]

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog, Method
+from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
@@ -64,6 +65,9 @@ class BuildResult(Protocol):
     @property
     def seconds(self) -> float: ...
 
+    def document(self, unavailable: Unavailable) -> Struct:
+        """What `--json` prints, with what of the plan cannot be built."""
+
 
 PlanT = TypeVar("PlanT", bound=BuildPlan)
 
@@ -87,15 +91,13 @@ class Backend(Protocol[PlanT]):
         """Carry a plan out; every attempt is in the ledger, and output is in its place only when it is whole."""
 
 
-# By name, so that only the method that is used is imported.
-BACKENDS: Mapping[Method, str] = {
-    Method.WHEEL: "torchtailor.backends.wheel.backend:WheelBackend",
-    Method.SOURCE: "torchtailor.backends.source.backend:SourceBackend",
-    Method.NIX: "torchtailor.backends.nix.backend:NixBackend",
-}
-
-
 def load_backend(method: Method) -> type[Backend[Any]]:
-    """The backend of a method."""
-    module, _, name = BACKENDS[method].partition(":")
-    return cast("type[Backend[Any]]", getattr(import_module(module), name))
+    """The backend of a method; only that of the method that is used is imported."""
+    module, _, name = method.backend.partition(":")
+    try:
+        return cast("type[Backend[Any]]", getattr(import_module(module), name))
+    except (ImportError, AttributeError) as error:
+        raise EnvironmentProblem(
+            f"The method {method.name} cannot be used: {method.backend} is not there ({error}).",
+            "Install the package that has it.",
+        ) from error

@@ -10,7 +10,7 @@ from typing import Any
 from torchtailor.backends.base import Backend, BuildPlan, BuildResult, load_backend
 from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.catalog import WHEEL, Catalog, load_catalog
 from torchtailor.disk import check_output_folder
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
@@ -31,7 +31,7 @@ class PlannedBuild:
 
 def build(
     *selectors: str,
-    method: Method = Method.WHEEL,
+    method: str = WHEEL,
     options: object | None = None,
     everything: bool = False,
     release: str | None = None,
@@ -66,7 +66,7 @@ def build(
 
 def plan_build(
     *selectors: str,
-    method: Method = Method.WHEEL,
+    method: str = WHEEL,
     options: object | None = None,
     everything: bool = False,
     release: str | None = None,
@@ -93,7 +93,7 @@ def plan_build(
     )
     planned = plan_choices(backend, choices, out)
     if nothing := unmatched([choice.variant for choice in choices], [*filter(is_glob, selectors)]):
-        why = f"It matches no variant that can be built with --via {method.value}."
+        why = f"It matches no variant that can be built with --via {method}."
         plan: Any = planned.plan
         return replace(planned, plan=replace(plan, unavailable={**plan.unavailable, why: nothing}))
     return planned
@@ -116,23 +116,19 @@ def wants_no_gpu(options: object | None, changes: Mapping[str, Any]) -> bool:
 
 def make_backend(
     catalog: Catalog,
-    method: Method,
+    method: str,
     options: object | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
     ledger: Ledger | None = None,
 ) -> Backend[Any]:
     """The backend of a method with its options: those given or the defaults, with single fields changed."""
-    backend = load_backend(method)
+    backend = load_backend(catalog.method(method))
     kind = backend.options_type
     if options is not None and not isinstance(options, kind):
-        raise UsageError(
-            f"{type(options).__name__} are not options of the method {method.value}.", f"Give {kind.__name__}."
-        )
+        raise UsageError(f"{type(options).__name__} are not options of the method {method}.", f"Give {kind.__name__}.")
     known = [field.name for field in fields(kind)]
     if unknown := sorted(set(changes or {}) - set(known)):
-        raise UsageError(
-            f"The method {method.value} has no option {unknown[0]!r}.", f"Its options are {', '.join(known)}."
-        )
+        raise UsageError(f"The method {method} has no option {unknown[0]!r}.", f"Its options are {', '.join(known)}.")
     chosen: Any = kind() if options is None else options
     return backend(catalog, replace(chosen, **(changes or {})), ledger=ledger)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from torchtailor.catalog import Catalog, Dotted, Method
+from torchtailor.catalog import WHEEL, Catalog, Dotted
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
 from torchtailor.variants import Matrix, Variant, coverage, select
@@ -37,7 +37,7 @@ def choose(
     release: str | None = None,
     python: str | None = None,
     cuda: str | None = None,
-    method: Method = Method.WHEEL,
+    method: str = WHEEL,
     glob_release: str | None = None,
     without_gpu: bool = False,
 ) -> tuple[VariantChoice, ...]:
@@ -70,7 +70,7 @@ class _Chooser:
     release: str | None
     python: str | None
     cuda: Dotted | None
-    method: Method
+    method: str
     glob_release: str | None
     without_gpu: bool
 
@@ -86,8 +86,7 @@ class _Chooser:
         if not found:
             which = f" with CUDA {self.cuda}" if self.cuda else ""
             raise NoMatchError(
-                f"No variant of release {release}{which} that can be built with --via {self.method.value} matches "
-                f"{glob!r}.",
+                f"No variant of release {release}{which} that can be built with --via {self.method} matches {glob!r}.",
                 f"`torchtailor matrix {glob!r}` lists the variants; --release selects another release.",
             )
         return [VariantChoice(variant, optional=len(found) > 1) for variant in found]
@@ -122,7 +121,7 @@ class _Chooser:
         if answer.best is None:
             hint = answer.alternatives[0].text if answer.alternatives else "`torchtailor recommend` explains."
             raise NoMatchError(
-                f"No variant that can be built with --via {self.method.value} fits this machine: {answer.machine}.",
+                f"No variant that can be built with --via {self.method} fits this machine: {answer.machine}.",
                 hint,
             )
         best = self.matrix.resolve(
@@ -140,6 +139,7 @@ class _Chooser:
 
         if best.gpu is None:
             situation = situation.on(())
+        method = self.matrix.catalog.method(self.method)
         older = [
             variant
             for variant in self.matrix.variants(None, best.python)
@@ -147,7 +147,7 @@ class _Chooser:
             and variant.unique_name != best.unique_name
             and variant.release.version <= best.release.version
             and (variant.build.cuda is None) == (best.build.cuda is None)
-            and isinstance(judge(situation, variant, self.method), Candidate)
+            and isinstance(judge(situation, variant, method), Candidate)
         ]
         older.sort(
             key=lambda variant: (variant.release.version, variant.build.cuda or variant.release.version), reverse=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from torchtailor.version import code_key
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import decode_trace
 
+_log = logging.getLogger(__name__)
 _OUTCOME = "outcome.json"
 
 
@@ -81,6 +83,8 @@ class Cutter:
         keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
         cuts = {gpu: known for gpu, key in keys.items() if (known := _read(self._cache.made(key), stock)) is not None}
         missing = [gpu for gpu in keys if gpu not in cuts]
+        for gpu, key in keys.items():
+            _log.info("%s for %s %s (%s)", filename, gpu, "is in the cache" if gpu in cuts else "will be cut", key[:12])
         if not missing:
             return cuts
         if before_cut:

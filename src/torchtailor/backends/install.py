@@ -13,7 +13,7 @@ from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import WheelPlanDocument
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.catalog import WHEEL, Catalog, load_catalog
 from torchtailor.documents import document
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import Target
@@ -121,7 +121,7 @@ def plan_install(
     """
     environment = find_environment(Path(into) if into is not None else None)
     catalog = catalog or load_catalog()
-    backend = make_backend(catalog, Method.WHEEL, options, changes, ledger=ledger)
+    backend = make_backend(catalog, WHEEL, options, changes, ledger=ledger)
     wanted = python or python_of_environment(environment)
     without_gpu = wants_no_gpu(options, changes)
     choices = choose(catalog, [variant] if variant else [], release=release, python=wanted, without_gpu=without_gpu)

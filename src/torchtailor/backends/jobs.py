@@ -1,13 +1,12 @@
 """The work of a build as values that can be sent to another machine: fetch a wheel, cut it, pack a wheelhouse.
 
-A job has no paths; files are named by their sha256. `run_job` does the same work wherever it runs and gives the same
-bytes. The build itself is made of these jobs; it only batches them: downloads in parallel, all GPUs of one wheel in one
-pass. The URL of a fetch job holds the credentials of the index, if it has any.
+A job has no paths; files are named by keys of content. The same work gives the same bytes wherever it is done: a build
+on this machine only batches the jobs that a farm sends to its workers, downloads in parallel, all GPUs of one wheel in
+one pass. The URL of a fetch job holds the credentials of the index, if it has any.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
-from torchtailor.version import code_key
+from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -41,49 +40,53 @@ class FetchWheel(msgspec.Struct, frozen=True, tag="fetch"):
         return self.wheel.key
 
 
-class CutWheel(msgspec.Struct, frozen=True, tag="cut"):
-    """Cut a wheel for one GPU; the result is in the cache under `key`."""
+class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
+    """Cut one wheel for several GPUs in one pass; each GPU has an output of its own."""
 
-    sha256: str
+    source: str  # the key of the fetched wheel
     filename: str
-    gpu: str  # its compute capability; `none`: for machines without one
+    gpus: tuple[str, ...]
     options: CutOptions
 
-    @property
-    def capability(self) -> Capability | None:
-        return parse_gpu(self.gpu)
-
-    @property
-    def key(self) -> str:
-        return cut_key(self.sha256, self.filename, self.capability, self.options)
+    def key_for(self, gpu: str) -> str:
+        return cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
 
 
-class WheelToPack(msgspec.Struct, frozen=True):
-    """A wheel of a wheelhouse: the official one, or what is cut out of it."""
+class PackedWheel(msgspec.Struct, frozen=True):
+    """A wheel of a wheelhouse: the fetched one, or what is cut out of it."""
 
     filename: str
-    sha256: str
     size: int
+    source: str  # the key of the fetched wheel
     url: str = ""
     required_by: tuple[str, ...] = ()
-    cut: CutWheel | None = None
+    cut: CutOptions | None = None
     why: str = ""  # why it is not cut
 
 
-class PackWheelhouse(msgspec.Struct, frozen=True, tag="pack"):
+class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
     """Write the wheelhouse of a variant."""
 
     description: WheelhouseDescription
-    wheels: tuple[WheelToPack, ...]
+    wheels: tuple[PackedWheel, ...]
+
+    def cut_of(self, wheel: PackedWheel) -> CutForGpus | None:
+        """The cut that a wheel of it is taken from."""
+        if wheel.cut is None:
+            return None
+        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu or NO_GPU,), wheel.cut)
 
     @property
-    def key(self) -> str:
-        """Of all wheels in it, of the description and of this code."""
-        inputs = [code_key(), *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
-        return hashlib.sha256("\n".join(inputs).encode() + encode_job(self)).hexdigest()
+    def needs(self) -> tuple[str, ...]:
+        keys = []
+        for wheel in self.wheels:
+            keys.append(wheel.source)
+            if cut := self.cut_of(wheel):
+                keys.append(cut.key_for(cut.gpus[0]))
+        return tuple(dict.fromkeys(keys))
 
 
-Job = FetchWheel | CutWheel | PackWheelhouse
+Job = FetchWheel | CutForGpus | PackVariant
 
 
 def encode_job(job: msgspec.Struct) -> bytes:
@@ -111,9 +114,16 @@ class JobContext:
     out: Path
     progress: BuildProgress = field(default_factory=NoBuildProgress)
     processes: int = 2  # that cut the libraries of one wheel
+    digests: dict[str, str] = field(default_factory=dict, init=False)  # of fetched wheels, by their keys
     fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache
     addresses: dict[str, WheelAddress] = field(default_factory=dict, init=False)  # that they came from
     cuts: dict[str, WheelCut | None] = field(default_factory=dict, init=False)  # by key; None: no code runs there
+
+    def digest(self, source: str, filename: str) -> str:
+        """The SHA-256 of a wheel that was fetched, by its key."""
+        if source not in self.digests:
+            raise EnvironmentProblem(f"{filename} is not in the cache {self.cache.root}.", "Run its fetch job first.")
+        return self.digests[source]
 
     def locate(self, sha256: str, filename: str) -> Path:
         """A wheel that was fetched, by this build or an earlier one; it may be damaged."""
@@ -138,58 +148,56 @@ class JobContext:
         return CheckFailedError(damaged.message, "It was removed from the cache: run the same command again.")
 
 
-def run_job(job: Job, context: JobContext) -> Fetched | WheelCut | Wheelhouse:
-    """Run one job; the jobs whose results it uses must have run before."""
-    match job:
-        case FetchWheel():
-            return fetch_all([job], context)[job.wheel.url]
-        case CutWheel():
-            return _cut(job, context)
-        case PackWheelhouse():
-            return pack(job, context)
-
-
 def fetch_all(jobs: Sequence[FetchWheel], context: JobContext) -> Mapping[str, Fetched]:
     """Download several wheels in parallel; by URL."""
     with disk_errors(context.cache.root, unchanged="Finished downloads are kept."):
         fetched = context.downloader.fetch([job.wheel for job in jobs], context.progress)
+    context.digests |= {item.file.key: item.sha256 for item in fetched.values()}
     context.fetched |= {item.sha256: item.path for item in fetched.values()}
     context.addresses |= {item.sha256: item.file for item in fetched.values()}
     return fetched
 
 
-def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
+def cut_all(job: CutForGpus, context: JobContext) -> tuple[WheelCut, ...]:
     """Cut one wheel for several GPUs in one pass; GPUs that none of its code runs on are left out."""
-    first = jobs[0]
-    path = context.locate(first.sha256, first.filename)
-    project = WheelName.parse(Path(first.filename)).project
+    sha256 = context.digest(job.source, job.filename)
+    path = context.locate(sha256, job.filename)
+    project = WheelName.parse(Path(job.filename)).project
 
     def before_cut(gpus: Sequence[Capability | None]) -> None:
-        context.find(first.sha256, first.filename)
+        context.find(sha256, job.filename)
         names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
         context.progress.stage(f"Cutting {project} for {names}")
 
-    cutter = Cutter(context.catalog, context.cache, first.options, processes=context.processes)
-    gpus = [job.capability for job in jobs]
+    cutter = Cutter(context.catalog, context.cache, job.options, processes=context.processes)
+    gpus = {gpu: parse_gpu(gpu) for gpu in job.gpus}
     with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
-        cuts = cutter.cut(path, first.sha256, first.filename, gpus, context.progress, before_cut)
-    context.cuts |= {job.key: cuts.get(job.capability) for job in jobs}
+        cuts = cutter.cut(path, sha256, job.filename, [*gpus.values()], context.progress, before_cut)
+    context.cuts |= {job.key_for(gpu): cuts.get(capability) for gpu, capability in gpus.items()}
     return tuple(cuts.values())
 
 
-def _cut(job: CutWheel, context: JobContext) -> WheelCut:
-    if job.key not in context.cuts:
-        cut_all([job], context)
-    cut = context.cuts[job.key]
+def _cut(job: CutForGpus, context: JobContext) -> WheelCut:
+    """What was cut for the one GPU of a job."""
+    (gpu,) = job.gpus
+    key = job.key_for(gpu)
+    if key not in context.cuts:
+        cut_all(job, context)
+    cut = context.cuts[key]
     if cut is None:
-        raise ImpossibleError(
-            f"{job.filename} holds GPU code, and none of it runs on {job.gpu}.",
-            "Choose another release, or build it with --via source.",
-        )
+        raise useless(job.filename, gpu)
     return cut
 
 
-def pack(job: PackWheelhouse, context: JobContext) -> Wheelhouse:
+def useless(filename: str, gpu: str) -> ImpossibleError:
+    """The error of a wheel that has no code for a GPU."""
+    return ImpossibleError(
+        f"{filename} holds GPU code, and none of it runs on {gpu}.",
+        "Choose another release, or build it with --via source.",
+    )
+
+
+def pack(job: PackVariant, context: JobContext) -> Wheelhouse:
     """Write a wheelhouse into the context's `out`."""
     entries = packed_entries(job, context)
     check_place(context.out / job.description.variant)
@@ -200,20 +208,21 @@ def pack(job: PackWheelhouse, context: JobContext) -> Wheelhouse:
             raise context.without(error) from error
 
 
-def packed_entries(job: PackWheelhouse, context: JobContext) -> tuple[WheelhouseEntry, ...]:
+def packed_entries(job: PackVariant, context: JobContext) -> tuple[WheelhouseEntry, ...]:
     """The wheels of a wheelhouse, found in the cache."""
-    return tuple(entry for wheel in job.wheels for entry in _entries(wheel, context))
+    return tuple(entry for wheel in job.wheels for entry in _entries(wheel, job.cut_of(wheel), context))
 
 
-def _entries(wheel: WheelToPack, context: JobContext) -> Iterator[WheelhouseEntry]:
+def _entries(wheel: PackedWheel, order: CutForGpus | None, context: JobContext) -> Iterator[WheelhouseEntry]:
     """A wheel as it is, cut, or split in two."""
-    path = context.locate(wheel.sha256, wheel.filename)
-    stock = StockWheel(path, wheel.filename, wheel.sha256, wheel.size, wheel.url)
-    cut = _cut(wheel.cut, context) if wheel.cut else None
+    sha256 = context.digest(wheel.source, wheel.filename)
+    path = context.locate(sha256, wheel.filename)
+    stock = StockWheel(path, wheel.filename, sha256, wheel.size, wheel.url)
+    cut = _cut(order, context) if order else None
     if cut is None or not cut.changed:
-        path = context.find(wheel.sha256, wheel.filename)
+        path = context.find(sha256, wheel.filename)
         yield WheelhouseEntry(
-            path, wheel.filename, wheel.sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
+            path, wheel.filename, sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
         )
         return
     yield WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT, wheel.required_by, stock, cut.libraries)

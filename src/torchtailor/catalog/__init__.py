@@ -2,12 +2,17 @@
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, Gpu, GpuRules, Suffix, TorchArch
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
+from torchtailor.catalog.methods import NIX, SOURCE, WHEEL, Basis, Method
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
 from torchtailor.catalog.toolkits import CudaToolkit, DriverFit
 from torchtailor.catalog.versions import Dotted
 
 __all__ = [
     "DEFAULT_PYTHON",
+    "NIX",
+    "SOURCE",
+    "WHEEL",
+    "Basis",
     "Build",
     "Capability",
     "Catalog",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
+from torchtailor.catalog.methods import Method
 from torchtailor.catalog.products import GpuMatch, find_product, unclear
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettings, read_tables
@@ -24,9 +26,10 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.trust import Limit, read_limited
 
+_log = logging.getLogger(__name__)
 USER_FILE = "torchtailor.toml"
 _SHOWN = 500  # letters of an error of a file
-_FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml", "compiled.toml")
+_FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml", "compiled.toml", "methods.toml")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Catalog:
     drivers: Mapping[int, DriverBranch]
     releases: Mapping[str, Release]
     compiled: Mapping[str, CompiledBuild]  # by instruction set
+    methods: Mapping[str, Method]
     sources: Mapping[str, str]
     checked: str
     wheel_index: str
@@ -113,6 +117,13 @@ class Catalog:
             f"Known: {', '.join(self.releases)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
 
+    def method(self, name: str) -> Method:
+        """A build method by its name."""
+        if name not in self.methods:
+            known = ", ".join(self.methods)
+            raise UsageError(f"{name!r} is not a build method.", f"Choose one of {known} with --via.")
+        return self.methods[name]
+
     @cached_property
     def tags(self) -> frozenset[str]:
         """The tags of all releases, older patch releases included: `pytorch215`, `pytorch214_0`."""
@@ -165,8 +176,11 @@ def load_catalog(directory: Path | None = None) -> Catalog:
     user_file = (directory or Path.cwd()) / USER_FILE
     if not user_file.exists():
         return _catalog(read_tables(documents), None)
+    _log.info("%s is added to the catalog", user_file)
     try:
-        documents.append(tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8")))
+        added = tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8"))
+        _check_methods(documents, added)
+        documents.append(added)
         return _catalog(read_tables(documents), user_file)
     except (OSError, ValueError, BadInputError, RecursionError) as error:  # of TOML, of its characters, of a row
         page = "farm" if str(error).startswith(("farm", "[farm")) else "extending"
@@ -174,6 +188,15 @@ def load_catalog(directory: Path | None = None) -> Catalog:
             f"{user_file} cannot be used: {str(error)[:_SHOWN].rstrip('.')}.",
             f"`torchtailor help {page}` has its tables.",
         ) from error
+
+
+def _check_methods(documents: list[dict[str, Any]], added: Mapping[str, Any]) -> None:
+    """A folder that somebody else wrote must not say what code `--via wheel` runs."""
+    own = {row["name"] for document in documents for row in document.get("method", ())}
+    rows = added.get("method", ())
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, Mapping) and row.get("name") in own:
+            raise ValueError(f"[[method]] {row['name']!r} is one of torchtailor's own; give yours another name")
 
 
 @cache
@@ -199,6 +222,7 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
         drivers={driver.branch: driver for driver in tables.driver},
         releases=releases,
         compiled={row.isa: row for row in tables.compiled},
+        methods={method.name: method for method in tables.method},
         sources=tables.sources,
         checked=tables.checked,
         wheel_index=tables.wheel_index,

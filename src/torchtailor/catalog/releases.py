@@ -19,23 +19,6 @@ WHEEL_GLIBC = Dotted("2.28")  # current official wheels are tagged manylinux_2_2
 PythonVersion = Annotated[str, Meta(pattern=r"^\d+\.\d+t?$")]
 
 
-class Method(Enum):
-    """How a variant is made: cut from the official wheel, built from source, or built with Nix."""
-
-    WHEEL = "wheel"
-    SOURCE = "source"
-    NIX = "nix"
-
-    @property
-    def phrase(self) -> str:
-        """The method as the end of a sentence."""
-        return {
-            Method.WHEEL: "using the official wheel",
-            Method.SOURCE: "built from source",
-            Method.NIX: "built with Nix",
-        }[self]
-
-
 class HostBaseline(Enum):
     """What every CPU that loads an official wheel must have: a level of its platform."""
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
+from torchtailor.catalog.methods import Method
 from torchtailor.catalog.releases import ExtraRow, Release
 from torchtailor.catalog.schema import Strict, Word, decode
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
@@ -26,6 +27,7 @@ KEYS: Mapping[str, str] = {
     "triton": "version",
     "driver": "branch",
     "release": "name",
+    "method": "name",
     "compiled": "isa",
     "build": "cuda",
 }
@@ -46,7 +48,7 @@ class TailorSettings(Strict, frozen=True, kw_only=True):
 class FarmSettings(Strict, frozen=True, kw_only=True):
     """A cluster that `build --on NAME` uses: the address of its scheduler, or how Dask starts one."""
 
-    scheduler: Annotated[str, Meta(description="The address of a running scheduler: tcp://host:8786.")] = ""
+    scheduler: Annotated[str, Meta(description="The address of a running scheduler: tls://host:8786.")] = ""
     cluster: Annotated[
         str,
         Meta(description="What Dask starts: slurm, pbs, sge, lsf, oar, htcondor, ssh, kubernetes, or module:Class."),
@@ -86,6 +88,7 @@ class CatalogTables(Strict, frozen=True, kw_only=True):
     compiled: Annotated[
         tuple[CompiledBuild, ...], Meta(description="What builds from source gained over the official wheel.")
     ] = ()
+    method: Annotated[tuple[Method, ...], Meta(description="Build methods.")] = ()
     row: Annotated[tuple[ExtraRow, ...], Meta(description="More variants of releases that exist.")] = ()
     sources: Annotated[Mapping[str, str], Meta(description="What the names in `sources` stand for.")] = {}
     checked: Annotated[str, Meta(description="The day on which the facts were last checked.")] = ""

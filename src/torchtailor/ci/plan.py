@@ -21,10 +21,11 @@ from packaging.version import Version
 
 from torchtailor.backends.choose import choose
 from torchtailor.backends.source.ccache import remote_storage
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.catalog.load import USER_FILE
+from torchtailor.catalog.methods import WorkflowNeeds
 from torchtailor.ci.cron import cron_problem
-from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
+from torchtailor.ci.tables import SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
 from torchtailor.farm.objects import own_objects
@@ -73,7 +74,7 @@ class CiOptions:
     release: str | None = None
     python: str | None = None
     cuda: str | None = None
-    method: Method = Method.WHEEL
+    method: str = WHEEL
     nvidia: bool = False
     build_options: tuple[str, ...] = ()
     division: CiDivision | None = None
@@ -129,15 +130,12 @@ class CiPlan:
     jobs: tuple[CiJob, ...]
     proofs: tuple[CiProof, ...]
     where: Where | None
+    needs: WorkflowNeeds  # of the build method
     unmatched: tuple[str, ...] = ()  # alternatives of selectors that select nothing
 
     @property
     def row(self) -> SystemRow:
         return ci_tables().system[self.system]
-
-    @property
-    def method(self) -> MethodRow:
-        return ci_tables().method[self.options.method.value]
 
     @property
     def store(self) -> str:
@@ -157,8 +155,8 @@ class CiPlan:
     @property
     def minutes(self) -> int:
         """Until a job is stopped; a hosted runner stops it in any case."""
-        most = self.row.most_minutes if self.uses_hosted else self.method.minutes
-        return self.options.minutes or min(self.method.minutes, most)
+        most = self.row.most_minutes if self.uses_hosted else self.needs.minutes
+        return self.options.minutes or min(self.needs.minutes, most)
 
     @property
     def build_minutes(self) -> int:
@@ -171,11 +169,11 @@ class CiPlan:
 
         The keys of a build from source are made of a machine's compiler, so that another machine would compile again.
         """
-        return bool(self.store) and self.options.method is not Method.SOURCE
+        return bool(self.store) and self.options.method != SOURCE
 
     @property
     def makes_wheels(self) -> bool:
-        return self.options.method is not Method.NIX
+        return self.options.method != NIX
 
     @property
     def hands_files(self) -> bool:
@@ -254,12 +252,12 @@ class CiPlan:
 
     @property
     def compiles(self) -> bool:
-        return self.options.method is Method.SOURCE
+        return self.options.method == SOURCE
 
     def build_line(self, *, elsewhere: bool = False) -> str:
         """The options of `torchtailor build` after the variants; `elsewhere`, to take what is in the store."""
         options = self.options
-        words = ["--via", options.method.value, "-o", "dist", *self.method.options]
+        words = ["--via", options.method, "-o", "dist", *self.needs.options]
         words += ["--nvidia"] if options.nvidia else []
         words += options.build_options
         line = [shlex.join(words)]
@@ -298,7 +296,7 @@ class CiPlan:
     @property
     def requirement(self) -> str:
         """What pip installs: torchtailor with the extras that the jobs need."""
-        extras = set(self.method.extras)
+        extras = set(self.needs.extras)
         extras |= {"farm"} if self.on else set()
         extras |= {"publish"} if self.options.publish else set()
         if self.package_path:
@@ -322,9 +320,9 @@ class CiPlan:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What pip installs beside it: plug-ins of fsspec, and of Dask for the cluster of `--on`."""
+        """What pip installs beside it: for the method, and plug-ins of fsspec and of Dask for the cluster of `--on`."""
         schemes = (row.packages for row in self._schemes(publishes=True))
-        return _joined((*schemes, ci_tables().cluster.get(self.cluster, ())))
+        return _joined((self.needs.packages, *schemes, ci_tables().cluster.get(self.cluster, ())))
 
     @cached_property
     def digest(self) -> str:
@@ -394,7 +392,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
     nothing = unmatched(variants, [*filter(is_glob, options.selectors)])
-    plan = CiPlan(system, options, jobs, proofs, where, nothing)
+    plan = CiPlan(system, options, jobs, proofs, where, catalog.method(options.method).workflow, nothing)
     _check_places(plan)
     if plan.uses_hosted and plan.minutes > plan.row.most_minutes:
         raise UsageError(
@@ -425,15 +423,15 @@ def _check(system: CiSystem, options: CiOptions) -> None:
         )
     if not options.selectors:
         raise UsageError("No variant was named.", "Add a name or glob: torchtailor ci github 'sm{80,90}-avx2'.")
-    if options.objects and options.method is not Method.SOURCE:
+    if options.objects and options.method != SOURCE:
         raise UsageError("--objects is for builds from source.", "Add --via source, or omit it.")
-    if options.publish and options.method is Method.NIX:
+    if options.publish and options.method == NIX:
         raise UsageError(
             "What Nix builds is published as a binary cache.", "Give --store s3://BUCKET instead of --publish."
         )
     if options.publish_nvidia and not (options.publish and options.nvidia):
         raise UsageError("--publish-nvidia needs --nvidia and --publish.", "Add them, or omit it.")
-    if options.nvidia and options.method is not Method.WHEEL:
+    if options.nvidia and options.method != WHEEL:
         raise UsageError("--nvidia is for official wheels.", "Omit it, or --via.")
     _check_schedule(system, options.schedule)
 
@@ -455,11 +453,11 @@ def _check_places(plan: CiPlan) -> None:
         check_store(plan.store, option)
     if options.publish:
         check_store(options.publish, "--publish")
-    if plan.store and options.method is Method.NIX:
+    if plan.store and options.method == NIX:
         binary_cache(plan.store)
     if plan.objects:
         remote_storage(plan.objects)
-    elif plan.store and options.method is Method.SOURCE:
+    elif plan.store and options.method == SOURCE:
         own_objects(plan.store)
     if options.nvidia and not plan.store:
         raise UsageError(
@@ -486,7 +484,7 @@ def _check_folders(plan: CiPlan, store_option: str) -> None:
 
 
 def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
-    releases = recipe_releases(catalog)[-1] if options.method is Method.NIX else None
+    releases = recipe_releases(catalog)[-1] if options.method == NIX else None
     choices = choose(
         catalog,
         options.selectors,
@@ -503,7 +501,7 @@ def _division(options: CiOptions, where: Where | None) -> CiDivision:
     """A cluster takes all at once; else a job builds what fits on a runner's disk, or in its time."""
     if _is_remote(where):
         return CiDivision.ALL
-    return CiDivision.GPU if options.method is Method.WHEEL else CiDivision.VARIANT
+    return CiDivision.GPU if options.method == WHEEL else CiDivision.VARIANT
 
 
 def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
@@ -525,12 +523,12 @@ def _architecture(kinds: Collection[str]) -> str:
     return "x86_64" if "x86_64" in kinds else next(iter(kinds))
 
 
-def _cache_name(method: Method, variants: Iterable[Variant]) -> str:
+def _cache_name(method: str, variants: Iterable[Variant]) -> str:
     """Of what jobs share: the official wheels of a toolkit, architecture and Python; from source, an ISA's objects."""
     names = sorted(
         {
             f"{one.release.tag}-{one.isa.name}"
-            if method is Method.SOURCE
+            if method == SOURCE
             else f"{one.release.tag}-{_toolkit(one)}-{one.arch}-python{one.python.replace('.', '')}"
             for one in variants
         }

@@ -7,6 +7,7 @@ import shlex
 from functools import cache
 from typing import Any
 
+from torchtailor.catalog import WHEEL
 from torchtailor.ci.plan import CiPlan
 from torchtailor.ci.tables import ci_tables
 from torchtailor.templates import template_environment
@@ -25,7 +26,7 @@ def command_of(plan: CiPlan, path: str) -> str:
     options = plan.options
     words = ["torchtailor", "ci", plan.system.value, *options.selectors]
     valued = {
-        "--via": options.method.value if options.method.value != "wheel" else "",
+        "--via": options.method if options.method != WHEEL else "",
         "--release": options.release,
         "--python": options.python,
         "--cuda": options.cuda,

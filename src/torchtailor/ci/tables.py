@@ -1,4 +1,4 @@
-"""The data that workflows are made of: pinned actions, runners, methods, schemes."""
+"""The data that workflows are made of: pinned actions, runners, schemes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,6 @@ class SystemRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = ""
 
 
-class MethodRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What jobs of a build method need."""
-
-    minutes: int
-    extras: tuple[str, ...]
-    options: tuple[str, ...]
-    apt: tuple[str, ...] = ()
-
-
 class SchemeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a store or index with this scheme needs."""
 
@@ -52,7 +43,6 @@ class CiTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     action: Mapping[str, PinnedAction]
     system: Mapping[str, SystemRow]
-    method: Mapping[str, MethodRow]
     scheme: Mapping[str, SchemeRow]
     cluster: Mapping[str, tuple[str, ...]]  # packages, by the kind of a farm's cluster
 

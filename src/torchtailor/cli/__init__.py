@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchtailor.version import __version__
@@ -64,6 +65,7 @@ def help_text() -> str:
         f"torchtailor {__version__}: makes PyTorch fit one machine.\n\n"
         f"Usage: torchtailor COMMAND [OPTIONS]\n\nCommands:\n{rows}\n\n"
         "Options:\n"
+        "  -v, --verbose         Say on stderr what is done, and why; -vv says more. Also after the command\n"
         "  --help                Show this, or a command's options: torchtailor COMMAND --help\n"
         "  --version             Show the version\n"
         "  --install-completion  Complete commands and options in this shell\n"
@@ -79,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from torchtailor.cli.run import run_root
 
         return run_root(arguments)
+    verbose = list(takewhile(_is_verbose, arguments))
+    arguments = arguments[len(verbose) :]
     if not arguments or arguments[0] in HELP_OPTIONS:
         sys.stdout.write(help_text())
         return 0
@@ -91,13 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_root(arguments)
     from torchtailor.cli.run import run_command
 
-    code = run_command(arguments[0], arguments[1:])
+    code = run_command(arguments[0], [*verbose, *arguments[1:]])
     if argv is None and any(thread.name.startswith("fetch") for thread in threading.enumerate()):
         # threads that a slow server still holds are not waited for: all files are whole, or known as partial
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _is_verbose(word: str) -> bool:
+    """Whether it is `-v`, `-vv` or `--verbose`, which may stand before the command too."""
+    return word == "--verbose" or (word.startswith("-v") and not word.strip("-v"))
 
 
 def _stand_on_three_feet() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchtailor import ui
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.format import counted
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
 
-def show_plan(method: Method, plan: BuildPlan, *, dry_run: bool) -> None:
+def show_plan(method: str, plan: BuildPlan, *, dry_run: bool) -> None:
     """Before a build to stderr, since stdout is for results; in a dry run of a method without wheels to stdout."""
     show_unavailable(plan.unavailable)
-    _PLANS[method](plan, dry_run)
+    _PLANS.get(method, _any_plan)(plan, dry_run)
 
 
 def show_unavailable(unavailable: Unavailable) -> None:
@@ -37,8 +37,8 @@ def show_unavailable(unavailable: Unavailable) -> None:
         ui.err().print(f"  {reason}", markup=False)
 
 
-def show_result(method: Method, result: BuildResult) -> None:
-    _RESULTS[method](result)
+def show_result(method: str, result: BuildResult) -> None:
+    _RESULTS.get(method, _any_result)(result)
 
 
 def _wheel_plan(plan: WheelPlan, dry_run: bool) -> None:
@@ -202,13 +202,25 @@ def show_nix_outputs(outputs: Iterable[NixOutput]) -> None:
         ui.out().print(f"{item.link}: {took}", markup=False, soft_wrap=True)
 
 
-_PLANS: dict[Method, Callable[[Any, bool], None]] = {
-    Method.WHEEL: _wheel_plan,
-    Method.SOURCE: _source_plan,
-    Method.NIX: _nix_plan,
+def _any_plan(plan: BuildPlan, dry_run: bool) -> None:
+    """Of a method that is not torchtailor's own."""
+    say = ui.out() if dry_run else ui.err()
+    for variant in plan.variants:
+        say.print(variant.unique_name, markup=False)
+    say.print(plan.cost_text, markup=False)
+
+
+def _any_result(result: BuildResult) -> None:
+    _wheelhouses(result.wheelhouses)
+
+
+_PLANS: dict[str, Callable[[Any, bool], None]] = {
+    WHEEL: _wheel_plan,
+    SOURCE: _source_plan,
+    NIX: _nix_plan,
 }
-_RESULTS: dict[Method, Callable[[Any], None]] = {
-    Method.WHEEL: _wheel_result,
-    Method.SOURCE: _source_result,
-    Method.NIX: _nix_result,
+_RESULTS: dict[str, Callable[[Any], None]] = {
+    WHEEL: _wheel_result,
+    SOURCE: _source_result,
+    NIX: _nix_result,
 }

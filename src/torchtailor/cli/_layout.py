@@ -24,6 +24,7 @@ _OUTPUT_OPTIONS = frozenset(
         "plot",
         "plain",
         "quiet",
+        "verbose",
     ]
 )
 

@@ -12,6 +12,7 @@ _INDEXES = "Where wheels come from (--via wheel)"
 _SOURCE = "From source (--via source)"
 _FARM = "On many machines"
 
+Via = Annotated[str, typer.Option(metavar="wheel|source|nix", help="The build method.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
 Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
 Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
@@ -138,7 +139,7 @@ Variants = Annotated[
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="WHERE", help="here, local:N, tcp://HOST:PORT, or [farm.NAME].", rich_help_panel=_FARM
+        "--on", metavar="WHERE", help="here, local:N, tls://HOST:PORT, or [farm.NAME].", rich_help_panel=_FARM
     ),
 ]
 Store = Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.cli import _options as options
 from torchtailor.errors import UsageError
 
@@ -20,7 +20,7 @@ def command(
         typer.Argument(metavar="VARIANT", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every variant of the release.")] = False,
-    via: Annotated[Method, typer.Option(help="The build method.")] = Method.WHEEL,
+    via: options.Via = WHEEL,
     out: options.Out = Path("dist"),
     release: options.Release = None,
     python: options.Python = None,
@@ -68,7 +68,6 @@ def command(
     The official wheels are fetched, cut to one GPU and proven, and an index to install from is written.
     """
     from torchtailor import ui
-    from torchtailor.backends.base import unavailable_rows
     from torchtailor.backends.build import plan_build
     from torchtailor.backends.source.options import SourceOptions
     from torchtailor.backends.wheel.options import WheelOptions
@@ -79,8 +78,8 @@ def command(
     ui.json_lines(json and on is not None)  # of a farm, stderr has events for scripts
     if margin != "exact" and not workload:
         raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
-    given: dict[Method, object] = {
-        Method.WHEEL: WheelOptions(
+    given: dict[str, object] = {
+        WHEEL: WheelOptions(
             companions=tuple(companions or ()),
             nvidia=nvidia,
             recompress=recompress,
@@ -95,7 +94,7 @@ def command(
             find_links=tuple(find_links or ()),
             offline=offline,
         ),
-        Method.SOURCE: SourceOptions(
+        SOURCE: SourceOptions(
             source=source,
             profile=profile,
             overrides=tuple(overrides or ()),
@@ -114,7 +113,7 @@ def command(
         ),
     }
     _check_method(via, given)
-    if on is not None and via is Method.SOURCE:
+    if on is not None and via == SOURCE:
         refuse_on_farms(_changed(given[via]))
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(
@@ -143,7 +142,7 @@ def command(
         )
         return
     if dry_run and json:
-        ui.print_json(f"build-{via.value}-plan", planned.plan.document)
+        ui.print_json(f"build-{via}-plan", planned.plan.document)
         return
     if not json and (dry_run or not quiet):
         show_plan(via, planned.plan, dry_run=dry_run)
@@ -152,7 +151,7 @@ def command(
     with BuildDisplay(quiet=quiet, plain=plain) as display:
         result = planned.run(display)
     if json:
-        ui.print_json(f"build-{via.value}", result, unavailable=unavailable_rows(planned.plan.unavailable))
+        ui.print_json(f"build-{via}", result.document(planned.plan.unavailable))
     else:
         show_result(via, result)
 
@@ -203,21 +202,17 @@ def refuse_on_farms(given: Iterable[str]) -> None:
         )
 
 
-def _check_method(via: Method, given: Mapping[Method, Any]) -> None:
+def _check_method(via: str, given: Mapping[str, Any]) -> None:
     """Refuse options that another method has."""
     for method, value in given.items():
         changed = _changed(value)
         if changed and method is not via:
             names = ", ".join(map(option_of, changed))
             are, them = ("is", "it") if len(changed) == 1 else ("are", "them")
-            raise UsageError(
-                f"{names} {are} for --via {method.value} only.", f"Use --via {method.value}, or omit {them}."
-            )
+            raise UsageError(f"{names} {are} for --via {method} only.", f"Use --via {method}, or omit {them}.")
 
 
-def _check_farm(
-    on: str | None, via: Method, *, store: str | None, shards: int | None, prove: bool, dry_run: bool
-) -> None:
+def _check_farm(on: str | None, via: str, *, store: str | None, shards: int | None, prove: bool, dry_run: bool) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
     from torchtailor.catalog import load_catalog
     from torchtailor.farm.where import check_answers, check_room, chosen_store, parse_where
@@ -228,11 +223,11 @@ def _check_farm(
                 "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
             )
         return
-    if shards and via is not Method.SOURCE:
+    if shards and via != SOURCE:
         raise UsageError("--shards is for --via source only.", "Add --via source, or omit it.")
-    if prove and via is Method.SOURCE:
+    if prove and via == SOURCE:
         raise UsageError("A build from source is always proven.", "Omit --prove.")
-    if prove and via is Method.NIX:
+    if prove and via == NIX:
         raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
     where = parse_where(on, load_catalog())
     chosen_store(where, store)
@@ -244,7 +239,7 @@ def _check_farm(
 
 def _build_on(
     on: str,
-    via: Method,
+    via: str,
     plan: Any,
     store: str | None,
     objects: str | None,
@@ -277,7 +272,7 @@ def _build_on(
         return
     if not json and not quiet:
         show_plan(via, plan, dry_run=False)
-        if via is not Method.WHEEL:  # whose plan has named them
+        if via != WHEEL:  # whose plan has named them
             show_farm_variants(farm, ui.err())
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)

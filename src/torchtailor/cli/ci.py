@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import WHEEL
 from torchtailor.cli import _options as options
 from torchtailor.errors import UsageError
 
@@ -21,7 +21,6 @@ _STDOUT = Path("-")
 # Options of `build` that the workflow sets itself.
 _OWN = frozenset({"out", "release", "python", "cuda", "via", "nvidia", "on", "store", "objects", "json", "dry_run"})
 
-Via = Annotated[Method, typer.Option(help="The build method.")]
 Nvidia = Annotated[
     bool, typer.Option("--nvidia", help="Cut NVIDIA's libraries too: `torchtailor help licences`; needs --store.")
 ]
@@ -90,7 +89,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="VARIANT", help="Names or globs, as `build` takes them: 'sm{80,90}-avx2'."),
     ] = None,
-    via: Via = Method.WHEEL,
+    via: options.Via = WHEEL,
     release: options.Release = None,
     python: options.Python = None,
     cuda: options.Cuda = None,

@@ -22,7 +22,7 @@ def main() -> None:
 
 @app.command("check", cls=GroupedCommand)
 def check(
-    where: Annotated[str, typer.Argument(metavar="WHERE", help="here, local:N, tcp://HOST:PORT, or [farm.NAME].")],
+    where: Annotated[str, typer.Argument(metavar="WHERE", help="here, local:N, tls://HOST:PORT, or [farm.NAME].")],
     store: options.Store = None,
     objects: options.Objects = None,
     json: options.Json = False,

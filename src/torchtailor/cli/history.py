@@ -63,7 +63,7 @@ def command(
             attempt.number,
             attempt.started.astimezone().strftime("%Y-%m-%d %H:%M"),
             attempt.variant,
-            attempt.method.value,
+            attempt.method,
             *(attempt.configuration.get(name, "") for name in switches),
             describe(attempt.configuration),
             attempt.result.words + stopped_at(attempt),

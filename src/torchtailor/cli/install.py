@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import WHEEL
 from torchtailor.cli import _options as options
 
 
@@ -44,6 +44,7 @@ def command(
     from torchtailor.backends.install import plan_install
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._progress import BuildDisplay
+    from torchtailor.wheels.name import NO_GPU_LABEL
 
     planned = plan_install(
         variant,
@@ -66,7 +67,7 @@ def command(
         ui.print_json("install-plan", planned.document)
         return
     if not json and (dry_run or not quiet):
-        show_plan(Method.WHEEL, planned.build.plan, dry_run=dry_run)
+        show_plan(WHEEL, planned.build.plan, dry_run=dry_run)
     if dry_run:
         return
     with BuildDisplay(quiet=quiet, plain=plain) as display:
@@ -76,6 +77,8 @@ def command(
         return
     installed = result.installed
     cuda = f"CUDA {installed.cuda}" if installed.cuda else "no CUDA"
+    if result.wheelhouse.torch_version.endswith(NO_GPU_LABEL):
+        cuda += " without GPU code"
     ui.out().print(
         f"Installed torch {installed.version} ({cuda}, Python {installed.python}) into {installed.environment} with "
         f"{installed.installer}; import and matmul test passed.",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.catalog.releases import Method
 from torchtailor.errors import ExitCode
 from torchtailor.recommendation.request import Workload
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from torchtailor.catalog import Catalog
     from torchtailor.recommendation.result import Alternative, Pick, Recommendation
 
 _POINT = "  - "
@@ -40,7 +40,9 @@ def command(
         Path | None, typer.Option(help="Environment to install into, whose Python is used; default: the active one.")
     ] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
-    via: Annotated[Method | None, typer.Option(help="Only this build method; wheel is preferred.")] = None,
+    via: Annotated[
+        str | None, typer.Option(metavar="wheel|source|nix", help="Only this build method; wheel is preferred.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
@@ -52,7 +54,8 @@ def command(
     from torchtailor.recommendation import recommend
     from torchtailor.ui import out, print_json
 
-    say_if_old(load_catalog())
+    catalog = load_catalog()
+    say_if_old(catalog)
     here = source is None and not gpu and cpu is None
     environment = into or (active_environment() if here else None)
     if python is None and environment is not None:
@@ -68,11 +71,12 @@ def command(
         release=release,
         method=via,
         into=str(into) if into else ".venv" if here and environment is None else None,
+        catalog=catalog,
     )
     if json:
         print_json("recommend", answer)
     else:
-        for line in _lines(answer):
+        for line in _lines(answer, catalog):
             out().print(_indented(line) if out().is_terminal else line, soft_wrap=line.no_wrap)
     return ExitCode.OK if answer.best else ExitCode.NO_MATCH
 
@@ -90,7 +94,7 @@ def _indented(line: Text) -> Text | Table:
     return drawn
 
 
-def _lines(answer: Recommendation) -> Iterator[Text]:
+def _lines(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
     """The answer as people read it."""
     from rich.text import Text
 
@@ -103,8 +107,8 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
         text = "It depends on the JetPack: see below." if depends else "No variant in the matrix runs on this machine."
         yield Text(text, style="bold red")
     else:
-        method = Method(answer.best.method).phrase
-        yield Text.assemble("Recommended: ", (answer.best.variant, "bold green"), f", {method}")
+        phrase = catalog.method(answer.best.method).phrase
+        yield Text.assemble("Recommended: ", (answer.best.variant, "bold green"), f", {phrase}")
         for reason in answer.best.reasons:
             yield Text(f"{_POINT}{reason}")
     if answer.upgrades:

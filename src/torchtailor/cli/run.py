@@ -18,6 +18,7 @@ import typer
 
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._layout import GroupedCommand
+from torchtailor.cli._verbose import add_verbose
 from torchtailor.errors import ExitCode, ProgramCode, TorchtailorError, UsageError
 
 
@@ -99,6 +100,7 @@ def load_command(name: str) -> Any:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name=name, cls=GroupedCommand)(module.command)
     command: Any = typer.main.get_command(app)
+    add_verbose(command)
     command.context_settings["help_option_names"] = ["-h", "--help"]  # commands of a group inherit it
     return command
 

@@ -8,6 +8,7 @@ failures found the one of the lowest rank that comes first is the cause.
 from __future__ import annotations
 
 import io
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from torchtailor.failures.known import (
 from torchtailor.failures.literals import Literals
 from torchtailor.failures.log import MAX_LINE, LogLine, blocks, clean, last_percent
 
+_log = logging.getLogger(__name__)
 CONTEXT_BEFORE, CONTEXT_AFTER = 4, 6
 _TEXT_SHOWN = 500
 _REMARK = 4  # the rank of what builds that succeed print too
@@ -199,6 +201,8 @@ class _Reading:
 
     def diagnosis(self) -> Diagnosis:
         chosen = min(self.hits, key=lambda hit: (hit.rank, hit.line.number), default=None)
+        for hit in self.hits:
+            _log.info("line %d shows %s%s", hit.line.number, hit.failure.id, ", the cause" if hit is chosen else "")
         others = {hit.failure.id: hit for hit in reversed(self.hits) if chosen and hit.failure is not chosen.failure}
         return Diagnosis(
             finding=chosen.found() if chosen else None,

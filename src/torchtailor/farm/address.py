@@ -99,7 +99,7 @@ def _refusal(parts: SplitResult, keys: ssl.SSLContext | None) -> _Refusal | None
     said: list[_Refusal | None] = []
     thread = threading.Thread(target=lambda: said.append(_try(parts, keys)), daemon=True)
     thread.start()
-    thread.join(_PROBE + _SPEAK + 1)
+    thread.join(4 * _PROBE + _SPEAK + 1)
     return said[0] if said else _Refusal("no answer")
 
 
@@ -111,15 +111,21 @@ def _try(parts: SplitResult, keys: ssl.SSLContext | None) -> _Refusal | None:
         with socket.create_connection((host, port), _PROBE) as plain:
             plain.settimeout(_SPEAK)
             with keys.wrap_socket(plain) if keys else plain as connection:
-                if not speaks or _speaks(connection):
+                if not speaks or _speaks(connection, _PROBE):
                     return None
-        if not keys and _offers_tls(host, port):
-            return _Refusal("it has TLS", f"Write tls://{parts.netloc}; `torchtailor help farm` says what it needs.")
+                if not keys and _offers_tls(host, port):
+                    return _Refusal(
+                        "it has TLS", f"Write tls://{parts.netloc}; `torchtailor help farm` says what it needs."
+                    )
+                if _speaks(connection, _SPEAK):
+                    return None
         return _Refusal("what listens there is not a Dask scheduler")
     except socket.gaierror:
         return _Refusal(f"the host {host!r} is not known")
     except ssl.SSLError as error:
         return _refusal_of_tls(parts, error)
+    except TimeoutError:
+        return _Refusal("no answer")
     except (OSError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         return _Refusal(os.strerror(number) if number else str(error) or "no answer")
@@ -144,7 +150,8 @@ def _refusal_of_tls(parts: SplitResult, error: ssl.SSLError) -> _Refusal:
     )
 
 
-def _speaks(connection: socket.socket) -> bool:
+def _speaks(connection: socket.socket, seconds: float) -> bool:
+    connection.settimeout(seconds)
     try:
         return bool(connection.recv(1))
     except TimeoutError:

@@ -20,8 +20,8 @@ from torchtailor.backends.nix.run import NixOutput
 from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
-from torchtailor.backends.wheel.run import configuration_of, write_index_of
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.backends.wheel.run import configuration_of, pack_of, write_index_of
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
 from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
@@ -32,12 +32,12 @@ from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
 from torchtailor.farm.objects import own_objects
-from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
+from torchtailor.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.farm.wheels import pack_of, wheel_graph, with_hashes
+from torchtailor.farm.wheels import wheel_graph, with_hashes
 from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
@@ -56,7 +56,7 @@ class FarmVariant:
     """A variant of a plan, and the output that is its wheelhouse."""
 
     name: str
-    method: Method
+    method: str
     key: str  # empty where only some targets are built, which make no wheelhouse
     options: Mapping[str, object]
     configuration: Mapping[str, object]
@@ -332,10 +332,12 @@ def plan_farm(
         variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
     elif isinstance(plan, NixPlan):
         graph, variants = _nix_jobs(catalog, plan, chosen)
-    else:
+    elif isinstance(plan, SourcePlan):
         shared = objects or where.settings.objects or own_objects(chosen)
         remote_storage(shared)
         graph, variants = _source_jobs(plan, shared, shards, rows)
+    else:
+        raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
     farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove, rows)
     return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
@@ -353,13 +355,13 @@ def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
 
 def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
     (key,) = gives_of(pack_of(plan, variant))
-    return FarmVariant(variant.name, Method.WHEEL, key, plan.options.to_json(), configuration_of(variant))
+    return FarmVariant(variant.name, WHEEL, key, plan.options.to_json(), configuration_of(variant))
 
 
 def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
     made = nix_graph(catalog, plan, store)
     variants = tuple(
-        FarmVariant(name, Method.NIX, gives_of(RealiseDerivation(derivation))[0], {}, {}, derivation)
+        FarmVariant(name, NIX, gives_of(RealiseDerivation(derivation))[0], {}, {}, derivation)
         for name, derivation in made.derivations.items()
     )
     return made.graph, variants
@@ -381,7 +383,7 @@ def _source_jobs(
         wanted_shards=shards,
     )
     options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
-    variants = tuple(FarmVariant(name, Method.SOURCE, key, options, {}) for name, key in made.results.items())
+    variants = tuple(FarmVariant(name, SOURCE, key, options, {}) for name, key in made.results.items())
     return made.graph, variants
 
 
@@ -600,8 +602,9 @@ class _Run:
         bench = workbench(self.setup.here)
         context = bench.context(plan.out)
         packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
-        orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]
-        return write_index_of(orders, context)
+        for _, job in packs:
+            restore_packed(job, context, self.store, stock=True)
+        return write_index_of(packs, context)
 
 
 class _Attempt:

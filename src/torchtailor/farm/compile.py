@@ -15,18 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
+from torchtailor.backends.source.attempt import BuildAttempt, Compiled, Workspace
 from torchtailor.backends.source.bundling.bundle import Bundle
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.folders import Folders
-from torchtailor.backends.source.jobs import CompileJobs
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.output import SourceOutput
-from torchtailor.backends.source.process import Log
 from torchtailor.backends.source.runner import SourceBuilder, of_tree
 from torchtailor.backends.source.tables import FileKind
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, source_files
-from torchtailor.catalog import Capability, Catalog, Method
+from torchtailor.catalog import SOURCE, Capability, Catalog
 from torchtailor.disk import disk_errors, locked, staging_folder, work_folder
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.farm.jobs import (
@@ -160,7 +158,7 @@ def _hits(compiled: Compiled) -> dict[str, int]:
 
 
 def _request(spec: SourceSpec, bench: CompileBench, *, source: str, out: Path) -> SourceRequest:
-    variant = Matrix(bench.catalog).resolve(spec.variant, via=Method.SOURCE).variant
+    variant = Matrix(bench.catalog).resolve(spec.variant, via=SOURCE).variant
     options = SourceOptions(
         source=source or None,
         profile=spec.profile,
@@ -185,8 +183,6 @@ class _Site:
     builder: SourceBuilder
     space: Workspace
     configuration: Configuration
-    name: str
-    job: str
 
     def wanted(self, kinds: dict[str, FileKind]) -> dict[str, FileKind]:
         """The files that the targets need."""
@@ -207,22 +203,8 @@ class _Site:
         return compiled, self.builder.bundle(compiled, self.space, attempt.running, attempt.log)
 
     def attempt(self, work: Callable[[BuildAttempt], T], *, targets: tuple[str, ...] = ()) -> T:
-        """One attempt; where memory runs out, with fewer compilers again."""
         space = replace(self.space, targets=targets) if targets else self.space
-        jobs: CompileJobs | None = None
-        progress = ToldProgress(self.job)
-        while True:
-            with self.builder.ledger.attempt(self.name, Method.SOURCE) as running:
-                path = self.builder.folders.logs / f"farm-{running.number:05d}-{self.name}.log"
-                with Log(path) as log:
-                    attempt = BuildAttempt(space, self.configuration, jobs, running, self.builder.ledger, log, progress)
-                    try:
-                        return work(attempt)
-                    except BuildStoppedError as stopped:
-                        fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
-                        if fewer is None:
-                            raise
-                        jobs = fewer
+        return self.builder.attempts(space, self.configuration, work)
 
 
 @contextmanager
@@ -232,6 +214,8 @@ def _site(job: ConfigureSource | CompileShard | LinkSource, bench: CompileBench)
     request = _request(spec, bench, source=str(tarball), out=bench.work / "none")
     builder = SourceBuilder(bench.catalog, request, ledger=Ledger(bench.work / "farm.sqlite"))
     builder.source = replace(builder.source, commit=spec.commit)
+    builder.progress = ToldProgress(gives_of(job)[0])
+    builder.folders = replace(builder.folders, logs=builder.folders.logs / "farm")
     builder.folders.make()
     if builder.ccache is None:
         raise EnvironmentProblem(
@@ -241,7 +225,7 @@ def _site(job: ConfigureSource | CompileShard | LinkSource, bench: CompileBench)
         builder.folders = replace(builder.folders, builds=builds)
         space, configuration = builder.prepare()
         space.folder.mkdir(parents=True, exist_ok=True)
-        yield _Site(builder, space, configuration, spec.variant, gives_of(job)[0])
+        yield _Site(builder, space, configuration)
 
 
 def _tarball(key: str, bench: CompileBench) -> Path:

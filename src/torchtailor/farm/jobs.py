@@ -12,15 +12,12 @@ from enum import Enum
 
 import msgspec
 
-from torchtailor.backends.cutting import CutOptions, cut_key, parse_gpu
-from torchtailor.backends.jobs import FetchWheel, encode_job
+from torchtailor.backends.jobs import CutForGpus, FetchWheel, PackVariant, encode_job
 from torchtailor.catalog import Catalog
-from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.version import code_key
-from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 # The parts of the user's file that say where and what is built, not what anything is.
-_CHOICES = ("farm", "tailor")
+_CHOICES = ("farm", "method", "tailor")
 
 
 def own_rows(catalog: Catalog) -> str:
@@ -31,52 +28,6 @@ def own_rows(catalog: Catalog) -> str:
     tables = tomllib.loads(catalog.user_file.read_text("utf-8"))
     rows = {name: table for name, table in tables.items() if name not in _CHOICES}
     return hashlib.sha256(msgspec.json.encode(rows, order="deterministic")).hexdigest() if rows else ""
-
-
-class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
-    """Cut one wheel for several GPUs in one pass; each GPU has an output of its own."""
-
-    source: str  # the key of the fetched wheel
-    filename: str
-    gpus: tuple[str, ...]
-    options: CutOptions
-
-    def key_for(self, gpu: str) -> str:
-        return cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
-
-
-class PackedWheel(msgspec.Struct, frozen=True):
-    """A wheel of a wheelhouse: the fetched one, or what is cut out of it."""
-
-    filename: str
-    size: int
-    source: str  # the key of the fetched wheel
-    url: str = ""
-    required_by: tuple[str, ...] = ()
-    cut: CutOptions | None = None
-    why: str = ""  # why it is not cut
-
-
-class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
-    """Write the wheelhouse of a variant."""
-
-    description: WheelhouseDescription
-    wheels: tuple[PackedWheel, ...]
-
-    def cut_of(self, wheel: PackedWheel) -> CutForGpus | None:
-        """The cut that a wheel of it is taken from."""
-        if wheel.cut is None:
-            return None
-        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu or NO_GPU,), wheel.cut)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        keys = []
-        for wheel in self.wheels:
-            keys.append(wheel.source)
-            if cut := self.cut_of(wheel):
-                keys.append(cut.key_for(cut.gpus[0]))
-        return tuple(dict.fromkeys(keys))
 
 
 PROVEN_LEVEL = "static"  # of `verify`: a worker need not be able to run what it has built

@@ -15,35 +15,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from torchtailor.backends.cutting import WheelCut
+from torchtailor.backends.cutting import WheelCut, cut_key, parse_gpu
 from torchtailor.backends.jobs import (
-    CutWheel,
+    CutForGpus,
     FetchWheel,
     JobContext,
-    PackWheelhouse,
-    WheelToPack,
+    PackVariant,
     cut_all,
     decode_job,
     fetch_all,
     pack,
     packed_entries,
+    useless,
 )
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import disk_errors, is_intact, share_intact, staging_folder
-from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
+from torchtailor.errors import CheckFailedError, ExitCode, TorchtailorError
 from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.jobs import (
     PROVEN_LEVEL,
     CompileShard,
     ConfigureSource,
-    CutForGpus,
     FarmJob,
     FetchSource,
     LinkSource,
     PackSource,
-    PackVariant,
     ProveVariant,
     RealiseDerivation,
     gives_of,
@@ -246,55 +244,53 @@ def _cut(job: CutForGpus, bench: Workbench, missing: frozenset[str]) -> JobOutco
     began = time.monotonic()
     context = bench.context(bench.cache.root)
     sha256 = restore_wheel(job.source, context, bench.store)
-    gpus = [gpu for gpu in job.gpus if job.key_for(gpu) in missing]
-    orders = {gpu: CutWheel(sha256, job.filename, gpu, job.options) for gpu in gpus}
-    cuts = cut_all(list(orders.values()), context)
-    for gpu, order in orders.items():
-        cut = context.cuts[order.key]
-        _finish(bench, job.key_for(gpu), _cut_record(order, cut, bench), began)
-    known = sum(cut.from_cache for cut in cuts) + len(job.gpus) - len(gpus)
+    left = msgspec.structs.replace(job, gpus=tuple(gpu for gpu in job.gpus if job.key_for(gpu) in missing))
+    cuts = cut_all(left, context)
+    for gpu in left.gpus:
+        key = job.key_for(gpu)
+        _finish(bench, key, _cut_record(_made(job, gpu, sha256), context.cuts[key], bench), began)
+    known = sum(cut.from_cache for cut in cuts) + len(job.gpus) - len(left.gpus)
     return JobOutcome(done=True, hits=known, misses=len(job.gpus) - known)
 
 
-def _cut_record(order: CutWheel, cut: WheelCut | None, bench: Workbench) -> JobRecord:
+def _made(job: CutForGpus, gpu: str, sha256: str) -> str:
+    """The key under which a machine's own cache has a cut: of the content that was fetched."""
+    return cut_key(sha256, job.filename, parse_gpu(gpu), job.options)
+
+
+def _cut_record(made: str, cut: WheelCut | None, bench: Workbench) -> JobRecord:
     """The cut wheel and what is known of it; nothing but that where none of its code runs on the GPU."""
     if cut is None:
         return JobRecord("cut", (), {"useless": True})
-    return JobRecord("cut", _stored(bench.cache.made(order.key), bench, {cut.path.name: cut.sha256}))
+    return JobRecord("cut", _stored(bench.cache.made(made), bench, {cut.path.name: cut.sha256}))
 
 
 def _pack(job: PackVariant, bench: Workbench) -> JobOutcome:
     began = time.monotonic()
     with staging_folder(bench.cache.root) as staging:
         context = bench.context(staging)
-        order = pack_order(job, context, bench.store)
-        known = {entry.filename: entry.sha256 for entry in packed_entries(order, context)}
-        house = pack(order, context)
+        restore_packed(job, context, bench.store)
+        known = {entry.filename: entry.sha256 for entry in packed_entries(job, context)}
+        house = pack(job, context)
         (key,) = gives_of(job)
         files = _stored(house.path, bench, known)
         _finish(bench, key, JobRecord("pack", files, {"variant": job.description.variant}), began)
     return JobOutcome(done=True)
 
 
-def pack_order(job: PackVariant, context: JobContext, store: FarmStore, *, stock: bool = False) -> PackWheelhouse:
-    """The pack job of a build for this machine, with all that it packs in the cache; with `stock`, also the official
-    wheels that cut ones were made of."""
-    wheels = []
+def restore_packed(job: PackVariant, context: JobContext, store: FarmStore, *, stock: bool = False) -> None:
+    """Put all that a job packs into this machine's cache; with `stock`, also the official wheels that cut ones were
+    made of."""
     for wheel in job.wheels:
         cut = job.cut_of(wheel)
-        order = None
-        whole = cut is None or stock
         sha256 = store.need(wheel.source).files[0].sha256
-        if cut is not None:
-            order = CutWheel(sha256, wheel.filename, cut.gpus[0], cut.options)
-            whole = not _restore_cut(cut.key_for(cut.gpus[0]), order, context, store) or whole
-        if whole:
+        changed = cut is not None and _restore_cut(cut, sha256, context, store)
+        if stock or not changed:
             restore_wheel(wheel.source, context, store)
         else:
             # only its name and hash are written into the manifest: the file itself need not be on this machine
+            context.digests[wheel.source] = sha256
             context.fetched[sha256] = context.cache.root / "not-fetched" / wheel.filename
-        wheels.append(WheelToPack(wheel.filename, sha256, wheel.size, wheel.url, wheel.required_by, order, wheel.why))
-    return PackWheelhouse(job.description, tuple(wheels))
 
 
 def restore_wheel(key: str, context: JobContext, store: FarmStore) -> str:
@@ -304,18 +300,18 @@ def restore_wheel(key: str, context: JobContext, store: FarmStore) -> str:
         with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
             store.get(key, file, staging / file.path)
             context.cache.adopt(staging / file.path, file.sha256, file.path)
+    context.digests[key] = file.sha256
     return file.sha256
 
 
-def _restore_cut(key: str, order: CutWheel, context: JobContext, store: FarmStore) -> bool:
-    """Put what was cut on another machine into this one's cache; whether anything was cut."""
+def _restore_cut(job: CutForGpus, sha256: str, context: JobContext, store: FarmStore) -> bool:
+    """Put what was cut on another machine, for one GPU, into this one's cache; whether anything was cut."""
+    (gpu,) = job.gpus
+    key, made = job.key_for(gpu), _made(job, gpu, sha256)
     record = store.need(key)
     if record.facts.get("useless"):
-        raise ImpossibleError(
-            f"{order.filename} holds GPU code, and none of it runs on {order.gpu}.",
-            "Choose another release, or build it with --via source.",
-        )
-    place = context.cache.made(order.key)
+        raise useless(job.filename, gpu)
+    place = context.cache.made(made)
 
     def complete(folder: Path) -> bool:
         return all(is_intact(folder / file.path, file.sha256) for file in record.files)
@@ -324,7 +320,7 @@ def _restore_cut(key: str, order: CutWheel, context: JobContext, store: FarmStor
         with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
             for file in record.files:
                 store.get(key, file, staging / "cut" / file.path)
-            context.cache.put_made(order.key, staging / "cut", complete)
+            context.cache.put_made(made, staging / "cut", complete)
     return len(record.files) > 1  # beside what is known of it
 
 

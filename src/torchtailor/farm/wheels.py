@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtailor.backends.cutting import CutOptions
-from torchtailor.backends.jobs import FetchWheel
-from torchtailor.backends.wheel.plan import HOST_SHARE, PlannedWheel, Treatment, VariantPlan, WheelPlan
-from torchtailor.backends.wheel.run import WHY_NOT_CUT, describe_variant
+from torchtailor.backends.jobs import CutForGpus, FetchWheel
+from torchtailor.backends.wheel.plan import HOST_SHARE, PlannedWheel, VariantPlan, WheelPlan
+from torchtailor.backends.wheel.run import cut_of, pack_of
 from torchtailor.disk import hash_file
 from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.farm.jobs import CutForGpus, PackedWheel, PackVariant, ProveVariant, gives_of
+from torchtailor.farm.jobs import ProveVariant, gives_of
 from torchtailor.ledger.rates import Rates
-from torchtailor.urls import without_login
 
 _CUT_MEMORY = 500_000_000
 _COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
@@ -47,27 +46,6 @@ def with_hashes(plan: WheelPlan) -> WheelPlan:
     return replace(plan, plans=tuple(map(hashed, plan.plans)))
 
 
-def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
-    """The job that packs one variant."""
-    wheels = tuple(
-        PackedWheel(
-            filename=wheel.file.filename,
-            size=wheel.size,
-            source=wheel.file.key,
-            url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
-            required_by=wheel.required_by,
-            cut=plan.options.cut_options_for(gpu) if (gpu := _cut_for(variant, wheel)) else None,
-            why=WHY_NOT_CUT.get(wheel.treatment, ""),
-        )
-        for wheel in variant.wheels
-    )
-    return PackVariant(describe_variant(variant, plan.options), wheels)
-
-
-def _cut_for(variant: VariantPlan, wheel: PlannedWheel) -> str | None:
-    return variant.cut_for if wheel.treatment is Treatment.CUT else None
-
-
 def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
     """Wheels are told apart by their content: two indexes may list the same one."""
     users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
@@ -79,8 +57,8 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool
             key = wheel.file.key
             wheels.setdefault(key, wheel)
             users.setdefault(key, []).append(variant.name)
-            if gpu := _cut_for(variant, wheel):
-                cuts.setdefault((key, plan.options.cut_options_for(gpu)), {}).setdefault(gpu, []).append(variant.name)
+            if (gpu := variant.cut_for) and (cut := cut_of(plan, variant, wheel, {})):
+                cuts.setdefault((key, cut), {}).setdefault(gpu, []).append(variant.name)
     for key, wheel in wheels.items():
         weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
         here = wheel.file.local_path is not None

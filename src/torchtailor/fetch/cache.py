@@ -27,8 +27,8 @@ import msgspec
 
 from torchtailor.disk import (
     CACHE_VARIABLE,
+    DamagedFileError,
     cache_folder,
-    is_intact,
     link_or_copy,
     locked,
     remove_abandoned,
@@ -37,6 +37,7 @@ from torchtailor.disk import (
 )
 from torchtailor.documents import Bytes
 from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.store import FolderStore
 from torchtailor.trust import Limit, is_file_name, is_sha256, read_limited
 
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of torchtailor; safe to delete.\n"
@@ -119,16 +120,20 @@ class Cache:
                 f"The cache folder {self.root} cannot be used: {error.strerror}.",
                 f"Set {CACHE_VARIABLE} to a folder you can write to.",
             ) from error
+        self._files = FolderStore(self.root, CACHE_VARIABLE)
 
     # Whole files
 
     def find(self, sha256: str, filename: str) -> Path | None:
         """The file with this hash under this name, if it is cached; one that is damaged is removed."""
         path = self.locate(sha256, filename)
-        if path is None or is_intact(path, sha256):
-            return path
-        self.discard(path)
-        return None
+        if path is None:
+            return None
+        try:
+            return self._files.fetch_file(path.relative_to(self.root).as_posix(), sha256, path)
+        except DamagedFileError:
+            self.discard(path)
+            return None
 
     def locate(self, sha256: str, filename: str) -> Path | None:
         """The same without reading it: for what is planned, or checked where it is used."""

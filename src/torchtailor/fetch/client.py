@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import netrc
 import os
@@ -32,6 +33,7 @@ from torchtailor.version import __version__
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
 _FIRST_WAIT = 0.25
+_log = logging.getLogger(__name__)
 _PAGE_LIMIT = 64 << 20
 _STEP = 1 << 20
 _SMALL_RESPONSE = 60.0  # seconds
@@ -172,6 +174,7 @@ class Client:
 
         Who logs in and follows redirects in another way turns `login` and `follow` off.
         """
+        began = time.monotonic()
         sent = {"User-Agent": f"torchtailor/{__version__}", "Accept-Encoding": "identity"}
         try:
             address, credentials = self._login(url) if login else (url, {})
@@ -191,6 +194,7 @@ class Client:
         try:
             with self._lock:
                 self._open.add(response)
+            _log.info("%s %s: %s in %.2f s", method, redact(url), response.status, time.monotonic() - began)
             if response.status not in accept:
                 raise _status_problem(response, url, logged_in=bool(credentials))
             yield response
@@ -211,6 +215,7 @@ class Client:
                 unknown_name = isinstance(error, UnreachableError) and error.lasting and attempt > 0
                 if attempt + 1 == attempts or unknown_name or not worth_retrying(error):
                     raise
+                _log.info("again, after: %s", error.message)
                 time.sleep(wait_before(attempt, error))
         raise AssertionError("unreachable")
 

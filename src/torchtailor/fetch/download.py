@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -24,6 +25,7 @@ from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
 from torchtailor.trust import Limit, is_sha256, read_limited
 
+_log = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 PARALLEL = 6
 
@@ -119,6 +121,7 @@ class Downloader:
         if (path := file.local_path) is not None:
             return self._local(file, path)
         if (path := self._cached(file)) is not None:
+            _log.info("%s is in the cache: %s", file.filename, path)
             return Fetched(file, path, path.parent.name, 0)
         if self._client.settings.offline:
             raise NetworkError(
@@ -161,6 +164,7 @@ class Downloader:
 
     def _download(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> Fetched:
         """Retry until the file is whole; attempts that bring no bytes are counted, any progress resets the count."""
+        _log.info("downloading %s, %s of %s bytes are here", file.shown, part.stat().st_size, file.size or "?")
         progress.started(file.filename, file.size, part.stat().st_size)
         received = fruitless = 0
         wrong = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,7 +21,9 @@ from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, p
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
 from torchtailor.trust import Limit, read_limited
+from torchtailor.urls import redact
 
+_log = logging.getLogger(__name__)
 _PARALLEL = 8
 
 
@@ -160,6 +163,7 @@ class Finder:
             self._unreachable[host] = error
             raise
         if answer.status == 304 and kept:
+            _log.debug("the page that was kept of %s is current", redact(url))
             return kept
         if answer.status != 200:
             return None

@@ -111,15 +111,15 @@ def _from_pip() -> str | None:
 
 
 def _from_bundled_pip() -> str | None:
-    """Environments made by uv have no pip, but Python bundles one for ensurepip."""
+    """Environments made by uv have no pip, but Python has a wheel for ensurepip: its own, or the distribution's."""
     import subprocess
+    import sysconfig
+    from importlib.util import find_spec
 
-    try:
-        import ensurepip
-    except ImportError:
-        return None
-    folder = Path(ensurepip.__file__).parent / "_bundled"
-    for wheel in folder.glob("pip-*.whl"):
+    ensurepip, shared = find_spec("ensurepip"), sysconfig.get_config_var("WHEEL_PKG_DIR")
+    folders = [Path(ensurepip.origin).parent / "_bundled"] if ensurepip and ensurepip.origin else []
+    folders += [Path(shared)] if shared else []
+    for wheel in (wheel for folder in folders for wheel in folder.glob("pip-*.whl")):
         code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
         answer = subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONPATH": str(wheel)}, capture_output=True, text=True, check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from torchtailor.errors import UsageError
 from torchtailor.fetch import pipconfig, uvconfig
 from torchtailor.fetch.locations import IndexLocation, LocationKind, make_location
 
+_log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_RETRIES = 5
 
@@ -68,6 +70,8 @@ def read_settings(
     links = [make_location(url, LocationKind.LINKS, "--find-links", directory) for url in find_links]
     links += [*pip.links, *uv.links]
 
+    for source in _distinct([*links, *indexes]):
+        _log.info("packages come from %s (%s)", source.shown, source.origin)
     bundle, folder = certificates(environment)
     return IndexSettings(
         sources=_distinct([*links, *indexes]),

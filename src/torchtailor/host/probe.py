@@ -6,8 +6,10 @@ All of detection asks a probe and nothing else, so that a machine can be replaye
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import msgspec
 from torchtailor.errors import BadInputError
 from torchtailor.trust import Limit, read_limited
 
+_log = logging.getLogger(__name__)
 RECORDING = "torchtailor-recording/1"
 _NVML = "libnvidia-ml.so.1"
 _READ_LIMIT = 4 << 20
@@ -124,6 +127,7 @@ class LiveProbe:
 
     def run(self, args: Sequence[str], timeout: float) -> CommandResult:
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+        _log.debug("asking %s", shlex.join(args))
         try:
             process = subprocess.Popen(
                 args,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import time
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -18,6 +20,8 @@ from torchtailor.hostcode.image import CodeImage
 from torchtailor.hostcode.needs import Needs, read_needs
 from torchtailor.version import code_key
 
+_log = logging.getLogger(__name__)
+
 
 def host_code(
     path: Path, allowed: frozenset[str] = frozenset(), *, sha256: str = "", folder: Path | None = None
@@ -26,8 +30,11 @@ def host_code(
     folder = folder or cache_folder() / "hostcode"
     content = sha256 or hash_file(path)
     if (found := known_host_code(content, allowed, folder=folder)) is not None:
+        _log.info("the host code of %s is in the cache", path.name)
         return found
+    began = time.monotonic()
     code = analyse(path, allowed, needs=_needs(path, content, folder))
+    _log.info("the host code of %s took %.2f s", path.name, time.monotonic() - began)
     _keep(_place(content, allowed, folder), msgspec.json.encode(code))
     return code
 

@@ -1,4 +1,4 @@
-"""A layer's tar as a stream: every member with its header blocks as they are, so that what is not changed is copied.
+"""Tar archives as a stream: every member with its header blocks as they are, so that what is not changed is copied.
 
 for member in (reader := TarReader(pieces, "layer 3")):
     if member.number in new_sizes:
@@ -9,7 +9,8 @@ Formats (v7, ustar, GNU, PAX), owners, times, extended attributes and sparse map
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ _MOST_HEADERS = 16 << 20  # bytes before one member; real ones have a few kB of 
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)
 _EIGHT_GIB = 8**11
 _OF_OWNER = frozenset((b"uid", b"gid", b"uname", b"gname", b"mtime", b"SCHILY.xattr.security.selinux"))
+_OCTAL = re.compile(rb"[0-7]*")
 _AGAIN = "Fetch or build the image again."
 
 
@@ -53,16 +55,22 @@ class LayerMember:
 
 
 class TarReader:
-    """Goes through the members once; the data of one are read before the next is asked for, or skipped."""
+    """Goes through the members once; the data of one are read before the next is asked for, or skipped.
 
-    def __init__(self, pieces: Iterable[bytes], where: str) -> None:
+    What global headers say is not taken for the members, as the tools that unpack layers do not: else one of them could
+    rename all files behind it.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], where: str, seek: Callable[[int], bool] | None = None) -> None:
+        """`seek` goes on so many bytes without reading them, and says whether they are there."""
         self._pieces = iter(pieces)
+        self._seek = seek
+        self._begun = 0  # where the buffer begins
         self._buffer = b""
         self._at = 0
         self._where = where
         self._left = 0  # of the member's data
         self._padding = 0
-        self._global: dict[bytes, bytes] = {}
         self._trailer = b""
 
     def __iter__(self) -> Iterator[LayerMember]:
@@ -70,10 +78,14 @@ class TarReader:
         while (member := self._next(number)) is not None:
             self._left, self._padding = member.size, -member.size % BLOCK
             yield member
-            for _ in self.data():
-                pass
-            self._skip_padding()
+            self._skip_data()
+            self.padding()
             number += 1
+
+    @property
+    def offset(self) -> int:
+        """Where what is read next stands in the archive."""
+        return self._begun + self._at
 
     def data(self) -> Iterator[bytes]:
         """What is left of the data of the member, in pieces."""
@@ -104,13 +116,20 @@ class TarReader:
             yield self._buffer[self._at :]
             self._at = len(self._buffer)
 
-    def _skip_padding(self) -> None:
-        if self._padding:
-            self.padding()
+    def _skip_data(self) -> None:
+        beyond = self._left - (len(self._buffer) - self._at)
+        if self._seek and beyond > 0:
+            if not self._seek(beyond):
+                self._cut_short()
+            self._begun += len(self._buffer) + beyond
+            self._buffer, self._at, self._left = b"", 0, 0
+        for _ in self.data():
+            pass
 
     def _fill(self) -> bool:
         for piece in self._pieces:
             if piece:
+                self._begun += len(self._buffer)
                 self._buffer, self._at = piece, 0
                 return True
         return False
@@ -149,19 +168,20 @@ class TarReader:
         own: dict[bytes, bytes] = {}
         long_name = long_link = b""
         while (header := self._header()) is not None:
-            self._check(header)
+            if not is_header(header):
+                self._wrong("is not a tar archive, or is damaged")
             kind = header[156:157]
             size = _number(header[_SIZE], self._where)
             blocks.append(header)
             if kind not in (_PAX, GLOBAL, _LONG_NAME, _LONG_LINK):
-                return self._member(number, header, blocks, {**self._global, **own}, long_name, long_link)
+                return self._member(number, header, blocks, own, long_name, long_link)
             total += size + BLOCK
             if total > _MOST_HEADERS:
                 self._wrong(f"has {total} bytes of headers before one file, which no real one has")
             data = self._take(size)
             blocks += (data, self._take(-size % BLOCK))
             if kind == GLOBAL:
-                self._global.update(_records(data, self._where))
+                _records(data, self._where)
                 if len(blocks) == 3:  # on its own, as it always is but by accident
                     return LayerMember(number, GLOBAL, b"", b"", 0, 0, b"".join(blocks))
             elif kind == _PAX:
@@ -190,7 +210,7 @@ class TarReader:
         name = long_name or records.get(b"GNU.sparse.name") or records.get(b"path") or name
         link = long_link or records.get(b"linkpath") or header[157:257].split(b"\0", 1)[0]
         size = _number(header[_SIZE], self._where)
-        if said := records.get(b"size"):
+        if (said := records.get(b"size")) is not None:
             if not said.isdigit() or len(said) > 18:
                 self._wrong(f"gives {name[:100]!r} the size {said[:20]!r}")
             size = int(said)
@@ -210,21 +230,20 @@ class TarReader:
         mode = _number(header[100:108], self._where) & 0o7777
         return LayerMember(number, kind, name, link, mode, size, b"".join(blocks), sparse)
 
-    def _check(self, header: bytes) -> None:
-        field = header[_CHECKSUM].strip(b" \0")
-        total = sum(header) - sum(header[_CHECKSUM]) + 8 * 32
-        try:
-            said = int(field, 8)
-        except ValueError:
-            said = -1
-        if said != total and said != total - 256 * sum(1 for byte in header if byte > 127):  # some summed signed bytes
-            self._wrong("is not a tar archive, or is damaged")
-
     def _cut_short(self) -> NoReturn:
         self._wrong("ends in the middle of a file")
 
     def _wrong(self, what: str) -> NoReturn:
         raise BadInputError(f"{self._where} {what}.", _AGAIN)
+
+
+def is_header(block: bytes) -> bool:
+    """Whether a block is the header of a member: its sum is right."""
+    if len(block) != BLOCK or not _OCTAL.fullmatch(field := block[_CHECKSUM].strip(b" \0")) or not field:
+        return False
+    total = sum(block) - sum(block[_CHECKSUM]) + 8 * 32
+    signed = total - 256 * sum(1 for byte in block if byte > 127)  # some summed signed bytes
+    return int(field, 8) in (total, signed)
 
 
 def with_size(member: LayerMember, size: int) -> bytes:
@@ -309,7 +328,7 @@ def _pairs(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
         length = int(digits) if space and digits.isdigit() else 0
         record = data[position + len(digits) + 1 : position + length]
         key, equals, value = record[:-1].partition(b"=")
-        if not length or not equals or record[-1:] != b"\n" or position + length > len(data):
+        if not length or not key or not equals or record[-1:] != b"\n" or position + length > len(data):
             if not data[position:].strip(b"\0"):  # some pad it with zeros
                 return
             raise BadInputError(f"{where} has an extended header that is none.", _AGAIN)
@@ -325,7 +344,6 @@ def _number(field: bytes, where: str) -> int:
             raise BadInputError(f"{where} has a file of an impossible size.", _AGAIN)
         return number
     digits = field.split(b"\0", 1)[0].strip(b" ")
-    try:
-        return int(digits, 8) if digits else 0
-    except ValueError:
-        raise BadInputError(f"{where} is not a tar archive, or is damaged.", _AGAIN) from None
+    if not _OCTAL.fullmatch(digits):  # int() would take a sign, and underscores
+        raise BadInputError(f"{where} is not a tar archive, or is damaged.", _AGAIN)
+    return int(digits, 8) if digits else 0

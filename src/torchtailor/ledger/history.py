@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtailor.catalog import Method
+from torchtailor.catalog import SOURCE
 from torchtailor.ledger.ledger import Attempt
 
 # The switches that matter most when PyTorch is built for a new GPU.
@@ -13,7 +13,7 @@ _ALWAYS = ("USE_CUDA", "USE_CUDNN", "USE_FLASH_ATTENTION", "USE_XNNPACK", "USE_N
 
 def switch_columns(attempts: Sequence[Attempt]) -> tuple[str, ...]:
     """The switches that differ between builds from source or were given with --set, after the most important ones."""
-    built = [attempt for attempt in attempts if attempt.method is Method.SOURCE]
+    built = [attempt for attempt in attempts if attempt.method == SOURCE]
     if not built:
         return ()
     present = {name for attempt in built for name in attempt.configuration if name.isupper()}

@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from torchtailor.catalog.releases import Method
 from torchtailor.disk import STATE_VARIABLE, state_folder
 from torchtailor.documents import Seconds
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
@@ -104,7 +103,7 @@ class Attempt:
 
     number: int
     variant: str
-    method: Method
+    method: str
     options: Mapping[str, Any]
     configuration: Mapping[str, Any]
     host: str
@@ -182,7 +181,7 @@ class Ledger:
     def attempt(
         self,
         variant: str,
-        method: Method,
+        method: str,
         *,
         options: Mapping[str, object] | None = None,
         configuration: Mapping[str, object] | None = None,
@@ -277,7 +276,7 @@ class Ledger:
     def _start(
         self,
         variant: str,
-        method: Method,
+        method: str,
         options: Mapping[str, object],
         configuration: Mapping[str, object],
         host: str,
@@ -288,7 +287,7 @@ class Ledger:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     variant,
-                    method.value,
+                    method,
                     json.dumps(options, default=str, sort_keys=True),
                     json.dumps(configuration, default=str, sort_keys=True),
                     host,
@@ -377,7 +376,7 @@ def _attempt(row: sqlite3.Row) -> Attempt:
     return Attempt(
         number=row["id"],
         variant=row["variant"],
-        method=Method(row["method"]),
+        method=row["method"],
         options=json.loads(row["options"]),
         configuration=json.loads(row["configuration"]),
         host=row["host"],
@@ -428,7 +427,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
         (
             str(attempt.number),
             attempt.variant,
-            attempt.method.value,
+            attempt.method,
             *(str(attempt.configuration.get(name, "")) for name in switches),
             describe(attempt.configuration),
             attempt.result.words + stopped_at(attempt),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import WHEEL
 from torchtailor.ledger.ledger import Attempt, Result
 
 FETCH_KEY, CUT_KEY = "fetched_per_second", "cut_per_second"
@@ -23,7 +23,7 @@ def learned(attempts: Iterable[Attempt]) -> Rates:
     """The rates of the last build that measured them."""
     fetch, cut = Rates().fetch, Rates().cut
     for attempt in attempts:
-        if attempt.method is Method.WHEEL and attempt.result is Result.DONE:
+        if attempt.method == WHEEL and attempt.result is Result.DONE:
             fetch = _positive(attempt.configuration.get(FETCH_KEY)) or fetch
             cut = _positive(attempt.configuration.get(CUT_KEY)) or cut
     return Rates(fetch, cut)

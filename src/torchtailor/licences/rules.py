@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import PurePosixPath
 from torchtailor.licences.makers import maker_of
 from torchtailor.wheels.metadata import Metadata
 
+_log = logging.getLogger(__name__)
 _NVIDIA = re.compile(r"\bnvidia\b", re.IGNORECASE)
 _LONGEST_NAME = 200  # characters; longer is the licence's text
 
@@ -70,11 +72,15 @@ def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
     The metadata and the licence files of NVIDIA's packages name their licence, which holds for every library in them.
     In others (old torch wheels contain cuDNN), and where there is no package, the library's name decides.
     """
-    if metadata and (_rules().is_nvidias(metadata) or is_proprietary(metadata)):
-        return is_proprietary(metadata)
     name = PurePosixPath(library).name
+    if metadata and (_rules().is_nvidias(metadata) or is_proprietary(metadata)):
+        needed = is_proprietary(metadata)
+        _log.debug("%s: the licence of its package %s is %s", name, metadata.name, "closed" if needed else "open")
+        return needed
     maker = maker_of(name)
-    return maker is not None and not maker.licensed_openly(name)
+    needed = maker is not None and not maker.licensed_openly(name)
+    _log.debug("%s: its name says %s", name, "NVIDIA's and closed" if needed else "nothing against a cut")
+    return needed
 
 
 def is_proprietary(metadata: Metadata) -> bool:

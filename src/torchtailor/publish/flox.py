@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.catalog import NIX, Catalog, load_catalog
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.trust import no_option
 from torchtailor.variants import Matrix
@@ -25,7 +25,7 @@ class FloxCall:
     @classmethod
     def for_variant(cls, name: str, folder: Path, organisation: str, *, catalog: Catalog | None = None) -> FloxCall:
         no_option(organisation, "The organisation")
-        variant = Matrix(catalog or load_catalog()).resolve(name, via=Method.NIX).variant
+        variant = Matrix(catalog or load_catalog()).resolve(name, via=NIX).variant
         return cls(folder, variant.name, organisation)
 
     @property

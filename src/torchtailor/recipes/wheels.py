@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from packaging.utils import canonicalize_name
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import WHEEL
 from torchtailor.errors import NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
@@ -135,7 +135,7 @@ def wheel_variants(
                 f"Choose from {', '.join(item for item in found.pythons if item in offered)}.",
             )
         chosen += list(matrix.variants(found.name, python))
-    return select([item for item in chosen if coverage(catalog, item, Method.WHEEL).available], globs)
+    return select([item for item in chosen if coverage(catalog, item, WHEEL).available], globs)
 
 
 def render_wheel(

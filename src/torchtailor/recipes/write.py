@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
+from torchtailor.catalog.methods import NIX
+from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.disk import write_output
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.recipes.blueprint import BlasChoice, Blueprint
@@ -171,7 +172,7 @@ def recipe_variants(
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
         offered = matrix_of(catalog).variants(found.name, python)
-        possible = [variant for variant in offered if coverage(catalog, variant, Method.NIX).available]
+        possible = [variant for variant in offered if coverage(catalog, variant, NIX).available]
         if not possible:
             raise UsageError(
                 f"Release {found.name} has no recipes for Python {python}.",

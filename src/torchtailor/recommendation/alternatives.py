@@ -11,7 +11,8 @@ from msgspec.structs import replace as replace_struct
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.catalog.releases import WHEEL_GLIBC, Build, Method, Release
+from torchtailor.catalog.methods import SOURCE, WHEEL, Method
+from torchtailor.catalog.releases import WHEEL_GLIBC, Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import Cpu, GpuDevice, Host, Tegra
@@ -61,7 +62,7 @@ def _other_builds(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick
     """The same variant with another CUDA."""
 
     def same(one: Candidate) -> object:
-        return (one.method, one.variant.release, one.variant.isa, one.variant.gpu)
+        return (one.method.name, one.variant.release, one.variant.isa, one.variant.gpu)
 
     for other in _first_of_each(others, best, lambda one: one.variant.build.label, same):
         full = other.driver is not None and other.driver.known and other.driver.fit is DriverFit.FULL
@@ -74,7 +75,7 @@ def _other_isas(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
     """The same build with another instruction set."""
 
     def same(one: Candidate) -> object:
-        return (one.method, one.variant.release, one.variant.build, one.variant.gpu)
+        return (one.method.name, one.variant.release, one.variant.build, one.variant.gpu)
 
     for other in _first_of_each(others, best, lambda one: one.variant.isa.name, same):
         isa = other.variant.isa
@@ -86,24 +87,19 @@ def _other_isas(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
 def _older_releases(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
     """The best of the releases before."""
     older = [other for other in others if other.variant.release.version < best.variant.release.version]
-    firsts = _first_of_each(older, best, lambda one: one.variant.release.name, lambda one: one.method)
+    firsts = _first_of_each(older, best, lambda one: one.variant.release.name, lambda one: one.method.name)
     for other, _ in zip(firsts, range(_OLDER_RELEASES), strict=False):
         yield pick(other, f"PyTorch {other.variant.release.version}: for code that needs the older release.")
 
 
 def _other_methods(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
     """The best of the other build methods."""
-    for other in _first_of_each(others, best, lambda one: one.method, lambda one: None):
+    for other in _first_of_each(others, best, lambda one: one.method.name, lambda one: None):
         alone = "this hardware" if other.exact == len(other.devices) else other.variant.short_name
-        gains = {
-            Method.WHEEL: "takes minutes",
-            Method.SOURCE: f"compiled for {alone} alone, takes hours",
-            Method.NIX: "a reproducible recipe, takes hours to compile",
-        }
         newer = other.variant.release.version > best.variant.release.version
         more = f", and PyTorch {other.variant.release.version} is newer" if newer else ""
         phrase = other.method.phrase
-        yield pick(other, f"{phrase[0].upper()}{phrase[1:]}: {gains[other.method]}{more}.")
+        yield pick(other, f"{phrase[0].upper()}{phrase[1:]}: {other.method.gain_for(alone)}{more}.")
 
 
 def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | None) -> tuple[Alternative, ...]:
@@ -160,7 +156,7 @@ def _own_rows(situation: Situation) -> Iterator[Alternative]:
         release, build, gpu = place
         if any(gpu.capability in row.gpus and name in row.cpus for row in build.rows):
             return  # it is in the matrix already
-        method = _method(situation, release, build, gpu, isa) if isa else Method.SOURCE
+        method = _method(situation, release, build, gpu, isa) if isa else situation.catalog.methods[SOURCE]
         text = (
             f"Define a variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
             f"{_needing(situation, build)}, {method.phrase}: add this to {USER_FILE} and run the command again."
@@ -169,7 +165,7 @@ def _own_rows(situation: Situation) -> Iterator[Alternative]:
             f'[[row]]\nrelease = "{release.name_for(build)}"\ncuda = "{build.cuda}"\ngpus = ["{gpu.capability}"]\n'
             f'cpus = ["{name}"]\n'
         )
-        yield Alternative(method.value, text, f"{gpu.sm}-{name}", extra + row)
+        yield Alternative(method.name, text, f"{gpu.sm}-{name}", extra + row)
     elif own is not None:
         release = situation.releases[0]
         text = (
@@ -261,8 +257,9 @@ def _method(situation: Situation, release: Release, build: Build, gpu: Gpu, isa:
     tegra = situation.host.tegra
     usable = not gpu.tegra or bool(tegra and tegra.unified)
     variant = Variant(release, build, gpu, isa, situation.request.wanted_python)
-    covered = coverage(situation.catalog, variant, Method.WHEEL)
-    return Method.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Method.SOURCE
+    methods = situation.catalog.methods
+    covered = coverage(situation.catalog, variant, WHEEL)
+    return methods[WHEEL if usable and covered.available and covered.fit is not Fit.JIT else SOURCE]
 
 
 def _containers(situation: Situation) -> Iterator[Alternative]:

@@ -14,7 +14,8 @@ from enum import Enum
 from functools import lru_cache
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.methods import Basis, Method
+from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.versions import Dotted, python_key
 from torchtailor.host.model import GpuDevice, Host, Tegra
@@ -23,7 +24,6 @@ from torchtailor.recommendation.drivers import DriverVerdict
 from torchtailor.recommendation.request import IsaRanking, Situation
 from torchtailor.variants import MethodCoverage, Variant, coverage
 
-_METHODS = (Method.WHEEL, Method.SOURCE, Method.NIX)  # cutting a wheel takes minutes, compiling hours
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
 
 
@@ -103,7 +103,8 @@ def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Jud
     `any_driver` the driver is assumed to be as new as needed.
     """
     request = situation.request
-    methods = [request.method] if request.method else list(Method)
+    known = situation.catalog
+    methods = [known.method(request.method)] if request.method else list(known.methods.values())
     variants = [
         variant
         for variant in situation.matrix.variants(request.release, request.wanted_python)
@@ -113,7 +114,7 @@ def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Jud
     for variant in variants:
         runs = situation.isas.runs(variant.isa)
         for method in methods:
-            if runs or (method is Method.WHEEL and nearest[_wheel_of(variant)] is variant):
+            if runs or (method.basis is Basis.WHEEL and nearest[_wheel_of(variant)] is variant):
                 yield judge(situation, variant, method, any_driver=any_driver)
 
 
@@ -140,14 +141,14 @@ def judge(situation: Situation, variant: Variant, method: Method, *, any_driver:
     tegra = situation.host.tegra
     alike = {(device.compute, device.integrated): device for device in reversed(situation.devices)}
     for device in alike.values():
-        if device.integrated and method is Method.WHEEL and tegra is not None and not tegra.unified:
+        if device.integrated and method.basis is Basis.WHEEL and tegra is not None and not tegra.unified:
             return Refusal(variant, method, Refused.TEGRA, _why_no_server_wheels(tegra, variant.arch))
         if reason := _why_no_code(situation, device, variant):
             return Refusal(variant, method, Refused.CODE, reason)
-    covered = coverage(situation.catalog, variant, method)
+    covered = coverage(situation.catalog, variant, method.name)
     if not covered.available:
         return Refusal(variant, method, Refused.METHOD, covered.text)
-    if method is Method.WHEEL:
+    if method.basis is Basis.WHEEL:
         if reason := _why_no_wheels(situation.host, variant.release):
             return Refusal(variant, method, Refused.LIBC, reason)
         if reason := _why_not_loaded(situation, variant):
@@ -260,8 +261,8 @@ def preference(candidate: Candidate, isas: IsaRanking) -> tuple[object, ...]:
     """A key that is smallest for the best."""
     variant, driver = candidate.variant, candidate.driver
     return (
-        _METHODS.index(candidate.method),
-        -candidate.exact if candidate.method is not Method.WHEEL else 0,
+        candidate.method.minutes,
+        -candidate.exact if candidate.method.basis is not Basis.WHEEL else 0,
         tuple(-part for part in variant.release.version.parts),
         isas.rank(variant.isa),
         _FITS.index(candidate.fit),
@@ -300,5 +301,5 @@ def best_of_other_pythons(situation: Situation, *, any_driver: bool = False) -> 
     releases = situation.catalog.releases.values()
     pythons = {python for release in releases for python in release.pythons if not python.endswith("t")}
     bests = (best_candidate(situation.for_python(python), any_driver=any_driver) for python in pythons)
-    wheels = [best for best in bests if best is not None and best.method is Method.WHEEL]
+    wheels = [best for best in bests if best is not None and best.method.basis is Basis.WHEEL]
     return max(wheels, key=lambda best: (best.variant.release.version, python_key(best.variant.python)), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import Isa
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import Basis
 from torchtailor.recommendation.candidates import Candidate
 from torchtailor.recommendation.request import Situation
 
@@ -15,7 +15,7 @@ _SLOWER = 105
 
 def compiling(situation: Situation, best: Candidate | None) -> str | None:
     """The sentence; None where nothing runs, or there is no official wheel to compare with."""
-    if best is None or (best.method is not Method.WHEEL and situation.request.method is None):
+    if best is None or (best.method.basis is not Basis.WHEEL and situation.request.method is None):
         return None
     runnable = situation.isas.runnable
     if not runnable:

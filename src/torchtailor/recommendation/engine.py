@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.host.system import NOT_LINUX
@@ -28,6 +29,8 @@ from torchtailor.recommendation.result import Pick, Recommendation
 from torchtailor.recommendation.upgrades import upgrades
 from torchtailor.variants import Matrix
 
+_log = logging.getLogger(__name__)
+
 
 def recommend(
     host: Host | None = None,
@@ -39,7 +42,7 @@ def recommend(
     workload: Workload = Workload.GENERAL,
     python: str | None = None,
     release: str | None = None,
-    method: Method | None = None,
+    method: str | None = None,
     into: str | None = None,
     catalog: Catalog | None = None,
 ) -> Recommendation:
@@ -54,7 +57,13 @@ def recommend(
     machine = resolve_host(
         known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
     )
-    return recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
+    found = recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
+    _log.info("%s: %s", found.machine, found.best.variant if found.best else "nothing fits")
+    for reason in found.best.reasons if found.best else ():
+        _log.info("because: %s", reason)
+    for rejection in found.rejected:
+        _log.debug("not %s: %s", rejection.what, rejection.reason)
+    return found
 
 
 def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendation:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Suffix
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import Basis
 from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import Cpu, GpuDevice, Host
 from torchtailor.recommendation.candidates import Candidate
@@ -34,7 +34,7 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
         cuda=str(variant.build.cuda) if variant.build.cuda else None,
         build=variant.build.label,
         python=variant.python,
-        method=candidate.method.value,
+        method=candidate.method.name,
         isa=variant.isa.name,
         gpu=variant.gpu.sm if variant.gpu else None,
         gpus=tuple(one.device.index for one in candidate.devices),
@@ -61,7 +61,7 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     if limit := _compiler_limit(situation, candidate):
         reasons.append(limit)
     reasons.append(_why_isa(candidate, situation))
-    if candidate.method is Method.WHEEL:
+    if candidate.method.basis is Basis.WHEEL:
         variant = candidate.variant
         if exceptions := variant.release.wheel_exceptions(variant.arch, situation.host.cpu.flags):
             missing, text = exceptions
@@ -76,7 +76,7 @@ def _why_release(situation: Situation, candidate: Candidate) -> str:
         return f"PyTorch {version} is the newest release."
     if situation.request.release:
         return f"PyTorch {version} is the release that was asked for."
-    if candidate.method is not Method.WHEEL:
+    if candidate.method.basis is not Basis.WHEEL:
         return f"PyTorch {version} is the newest release with a variant for this machine {candidate.method.phrase}."
     return f"PyTorch {version} is the newest release whose official wheel is known to run on this machine."
 
@@ -150,7 +150,7 @@ def _why_isa(candidate: Candidate, situation: Situation) -> str:
     if situation.host.cpu.at_least:
         which += " that is certain"
     text = f"{isa.label} is the best instruction set of this CPU{which} for {work}."
-    if candidate.method is Method.WHEEL and candidate.variant.gpu is not None:
+    if candidate.method.basis is Basis.WHEEL and candidate.variant.gpu is not None:
         text += " The official wheel selects CPU kernels at run time; source and Nix builds set them at compile time."
     return text
 

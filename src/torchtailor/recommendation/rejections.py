@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.methods import WHEEL, Basis
+from torchtailor.catalog.releases import Build, Release
 from torchtailor.host.model import Cpu, GpuDevice
 from torchtailor.recommendation.candidates import Candidate, Judgement, Refusal, Refused, judge_all
 from torchtailor.recommendation.request import IsaRanking, Situation
@@ -39,7 +40,7 @@ def _wheels(judgements: Sequence[Judgement]) -> Iterator[Rejection]:
     """All wheels, where the system's C library is not the one they are built for; all builds where it is no Linux."""
     for kind, what in ((Refused.SYSTEM, "all variants"), (Refused.LIBC, "wheels")):
         refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is kind]
-        if refusals and not any(isinstance(one, Candidate) and one.method is Method.WHEEL for one in judgements):
+        if refusals and not any(isinstance(one, Candidate) and one.method.basis is Basis.WHEEL for one in judgements):
             yield Rejection(what, refusals[0].text)
 
 
@@ -85,8 +86,8 @@ def _builds(situation: Situation, judgements: Sequence[Judgement], best: Candida
 
 def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build) -> str | None:
     """The reason against a build; None where something of it runs, or nobody would expect it to."""
-    method, devices = situation.request.method or Method.WHEEL, situation.devices
-    if any(isinstance(one, Candidate) and one.method is method for one in judgements):
+    method, devices = situation.catalog.method(situation.request.method or WHEEL), situation.devices
+    if any(isinstance(one, Candidate) and one.method.name == method.name for one in judgements):
         return None
     for device in devices:
         gpu = situation.catalog.gpus.get(device.compute) if device.compute else None
@@ -94,15 +95,15 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
             return reason
         if not (verdict := situation.driver(device, build)).fit.runs:
             return verdict.text
-    refusals = [one for one in judgements if isinstance(one, Refusal) and one.method is method]
+    refusals = [one for one in judgements if isinstance(one, Refusal) and one.method.name == method.name]
     capabilities = {device.compute for device in devices}
     named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
-    if method is Method.WHEEL and not build.wheels:
+    if method.basis is Basis.WHEEL and not build.wheels:
         return "There is no official wheel of it: build it from source." if named else None
     for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC, Refused.CPU):
         if found := [one for one in (*named, *refusals) if one.kind is kind]:
             return found[0].text
-    if method is Method.WHEEL and (named or not _any_runs(situation, build)):
+    if method.basis is Basis.WHEEL and (named or not _any_runs(situation, build)):
         return _no_code(situation.catalog, build, situation.host.cpu.arch, devices)
     if named and len(capabilities) == 1:
         return named[0].text
@@ -146,14 +147,14 @@ def _names(devices: Sequence[GpuDevice]) -> str:
 def _gpus(best: Candidate, judgements: Iterable[Judgement]) -> Iterator[Rejection]:
     """The variants of the chosen build whose code is for other GPUs."""
     devices = " and ".join(dict.fromkeys(str(one.device.compute) for one in best.devices))
-    chosen = (best.variant.release, best.variant.build, best.method)
+    chosen = (best.variant.release, best.variant.build, best.method.name)
     others = {
         one.variant.gpu.capability: one.variant.gpu.sm
         for one in judgements
         if isinstance(one, Refusal)
         and one.kind is Refused.CODE
         and one.variant.gpu is not None
-        and (one.variant.release, one.variant.build, one.method) == chosen
+        and (one.variant.release, one.variant.build, one.method.name) == chosen
     }
     if others:
         names = ", ".join(name for _, name in sorted(others.items()))

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
 from torchtailor.catalog.versions import python_key
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import GpuDevice, Host
@@ -32,7 +32,7 @@ class Request:
     workload: Workload = Workload.GENERAL
     python: str | None = None
     release: str | None = None
-    method: Method | None = None
+    method: str | None = None  # a build method's name
     into: str | None = None  # the environment to install into, for the command that is shown
 
     @property

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from msgspec.structs import replace as replace_struct
 
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
+from torchtailor.catalog.methods import Basis
+from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.tegra import describe_tegra, tegra_table
 from torchtailor.recommendation.candidates import Candidate, best_candidate, best_of_other_pythons, preference
@@ -55,7 +56,7 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
         return
     variant, verdict = ideal.variant, ideal.driver
     gain = f"PyTorch {variant.release.version} with CUDA {variant.build.cuda} ({variant.short_name})"
-    if ideal.method is not Method.WHEEL:
+    if ideal.method.basis is not Basis.WHEEL:
         gain += f" {ideal.method.phrase}"
     if other is not None:
         gain += f" for Python {variant.python}"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.errors import TorchtailorError
 from torchtailor.recommendation.engine import recommend_for
 from torchtailor.recommendation.result import Pick, Recommendation
@@ -132,7 +132,7 @@ def _line(words: list[str]) -> str:
 
 def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) -> Iterator[ShownCommand]:
     """Every way to get the recommended variant, and those of the other build methods."""
-    wheel = best.method == Method.WHEEL.value
+    wheel = best.method == WHEEL
     yield ShownCommand(
         "torchtailor",
         "torchtailor",
@@ -144,14 +144,14 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
         if best.gpu is not None:
             yield _docker(catalog, best, arch)
     others = [best, *found.other_variants]
-    if source := _first(others, Method.SOURCE, gpu=best.gpu is not None):
+    if source := _first(others, SOURCE, gpu=best.gpu is not None):
         yield ShownCommand(
             "source",
             "Source",
             f"torchtailor build {source.variant} --via source",
             f"Compiles PyTorch {source.pytorch} for {source.short_name} alone; takes hours.",
         )
-    if recipe := _first(others, Method.NIX, gpu=best.gpu is not None):
+    if recipe := _first(others, NIX, gpu=best.gpu is not None):
         yield ShownCommand(
             "nix",
             "Nix flake",
@@ -177,8 +177,8 @@ def _flake(catalog: Catalog, recipe: Pick, system: str) -> str:
     )
 
 
-def _first(picks: list[Pick], method: Method, *, gpu: bool) -> Pick | None:
-    return next((one for one in picks if one.method == method.value and (one.gpu is not None) == gpu), None)
+def _first(picks: list[Pick], method: str, *, gpu: bool) -> Pick | None:
+    return next((one for one in picks if one.method == method and (one.gpu is not None) == gpu), None)
 
 
 def _index(catalog: Catalog, best: Pick, arch: str) -> str:
@@ -223,7 +223,7 @@ def _docker(catalog: Catalog, best: Pick, arch: str) -> ShownCommand:
 
 def _size(best: Pick, arch: str) -> MeasuredSize | None:
     """The measured size of this build, or of the one that is nearest to it; None where nothing is cut."""
-    if best.method != Method.WHEEL.value or best.gpu is None or best.cuda is None:
+    if best.method != WHEEL or best.gpu is None or best.cuda is None:
         return None
     rows = [
         (one.pytorch == best.pytorch and one.build == best.build and one.gpu == best.gpu and one.arch == arch, one)

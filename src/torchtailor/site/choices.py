@@ -7,7 +7,7 @@ from typing import Any
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import product_names
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
+from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.versions import python_key
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.tegra import tegra_table
@@ -52,7 +52,7 @@ def form_choices(catalog: Catalog) -> dict[str, Any]:
         ],
         "pythons": [_option("", f"any ({DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
         "releases": [_option("", "newest"), *(_option(one.name, str(one.version)) for one in releases)],
-        "methods": [_option("", "any"), *(_option(one.value, one.phrase) for one in Method)],
+        "methods": [_option("", "any"), *(_option(one.name, one.phrase) for one in catalog.methods.values())],
         "workloads": [_option(one.value, label) for one, label in _WORKLOADS.items()],
         "managers": [_option(key, label) for key, label in _MANAGERS.items()],
         "systems": [_option(one.key, one.label) for one in SYSTEMS],

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Method
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.host.model import SCHEMA, Cpu, Driver, GpuDevice, Host, MigInstance, Note, Room, System, Tegra
 from torchtailor.host.system import system_notes
@@ -63,13 +62,10 @@ class Query:
 
     @property
     def request(self) -> Request:
-        method = next((one for one in Method if one.value == self.method), None)
-        if self.method and method is None:
-            raise UsageError(f"{self.method!r} is not a method of the form.", "Choose one of the list.")
         workload = next((one for one in Workload if one.value == self.workload), None)
         if workload is None:
             raise UsageError(f"{self.workload!r} is not a workload of the form.", "Choose one of the list.")
-        return Request(workload, self.python, self.release, method)
+        return Request(workload, self.python, self.release, self.method)
 
 
 def read_query(document: Mapping[str, Any]) -> Query:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX
 from torchtailor.catalog.versions import python_key
 from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
@@ -60,7 +60,7 @@ def _entry(catalog: Catalog, variant: Variant) -> MatrixEntry:
         driver = f"{needs}{last}" if full == needs else f"{needs} ({full} in full){last}"
         driver_key = ".".join(f"{part:04}" for part in needs.parts)
     methods = available_methods(catalog, variant)
-    recipe = f"{variant.name}.nix" if coverage(catalog, variant, Method.NIX).available else ""
+    recipe = f"{variant.name}.nix" if coverage(catalog, variant, NIX).available else ""
     pythons = tuple(sorted(release.pythons, key=python_key))
     cells = (
         Cell(variant.unique_name, code=True),
@@ -70,7 +70,7 @@ def _entry(catalog: Catalog, variant: Variant) -> MatrixEntry:
         Cell(variant.isa.label),
         Cell(driver, driver_key),
         Cell(f"{pythons[0]} to {pythons[-1]}", _version_key(pythons[-1].removesuffix("t"))),
-        Cell(", ".join(method.value for method in methods)),
+        Cell(", ".join(methods)),
         Cell(recipe, code=True),
     )
     return MatrixEntry(

@@ -10,8 +10,10 @@ much of it stays. Whether NVIDIA's libraries may be cut at all is the caller's d
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,6 +26,7 @@ from torchtailor.binary.elf import FETCH_AGAIN
 from torchtailor.catalog import CodeKind, Fit
 from torchtailor.disk import copy_attributes, hash_file, new_file
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
+from torchtailor.format import human_bytes
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.fitness import gpu_fit
 from torchtailor.gpucode.kernels import kernel_names
@@ -46,6 +49,8 @@ from torchtailor.surgery.unwind import dead_tables
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
 from torchtailor.workload.pack import PackPlace
 
+_log = logging.getLogger(__name__)
+
 
 def tailor_library(
     src: Path,
@@ -67,9 +72,10 @@ def tailor_library(
     driver cannot read code that stays, CheckFailedError where the proof fails, EnvironmentProblem where the disk is
     full or read-only.
     """
+    began = time.monotonic()
     try:
         with _opened(src) as stock:
-            return _Tailoring(src, stock, options, sha256, pack or PackPlace(None)).run(dst, durable=durable)
+            result = _Tailoring(src, stock, options, sha256, pack or PackPlace(None)).run(dst, durable=durable)
     except TorchtailorError as error:
         hint = error.hint or (FETCH_AGAIN if isinstance(error, BadInputError) else "")
         named = error.message if str(src) in error.message else f"{src}: {error.message}"
@@ -78,6 +84,10 @@ def tailor_library(
         raise EnvironmentProblem(
             f"{src}: {error.strerror or error}.", "Check free space and permissions of the output folder."
         ) from error
+    said = f"{result.status.value}{f' ({result.reason})' if result.reason else ''}"
+    sizes = f"{human_bytes(result.size_before)} -> {human_bytes(result.size_after)}"
+    _log.info("%s: %s, %s, %.2f s", src.name, said, sizes, time.monotonic() - began)
+    return result
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING
 
+from torchtailor.format import human_bytes
 from torchtailor.ui.console import progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+
+_log = logging.getLogger(__name__)
 
 
 class ProgressBar:
@@ -17,14 +22,22 @@ class ProgressBar:
         self._progress = progress(quiet=quiet)
         self._task: TaskID | None = None
         self._running = False
+        self._what, self._began = "", 0.0
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        self._end_phase()
+
+    def _end_phase(self) -> None:
+        if self._what:
+            _log.info("%s: %.2f s", self._what, time.monotonic() - self._began)
 
     def begin(self, what: str, total: int) -> None:
+        self._end_phase()
+        self._what, self._began = f"{what} ({human_bytes(total)})", time.monotonic()
         if self._running:
             self._progress.stop()
             self._running = False

@@ -61,10 +61,11 @@ def print_json(name: str, result: object, **more: object) -> None:
     import msgspec
 
     from torchtailor.documents import document, plain
-    from torchtailor.ui.documents import document_type, schema_of
+    from torchtailor.ui.documents import DOCUMENTS, document_type, schema_of
 
     global _printed  # noqa: PLW0603  (one process writes one document)
-    values = plain(document(document_type(name), result, **more))
+    shape = document_type(name) if name in DOCUMENTS else type(result)  # a build method of one's own has its own
+    values = plain(document(shape, result, **more))
     whole = {"schema": schema_of(name)} | {key: value for key, value in values.items() if key != "schema"}
     try:
         text = msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.variants.rules import Reason, available_methods, coverage, why_impossible
 from torchtailor.variants.variant import Variant
@@ -100,7 +100,7 @@ class Matrix:
         return why_impossible(self.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
 
     def resolve(
-        self, name: str, *, via: Method | None = None, release: str | None = None, python: str | None = None
+        self, name: str, *, via: str | None = None, release: str | None = None, python: str | None = None
     ) -> Resolution:
         """The variant a name means: that of the newest release that offers it with the build method asked for.
 
@@ -115,19 +115,23 @@ class Matrix:
         candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
         if not candidates:
             raise self._no_variant(name, parsed, release, wanted_python)
-        wanted = {via} if via else set(Method)
-        offered = [variant for variant in candidates if wanted & {*available_methods(self.catalog, variant)}]
+        offered = [variant for variant in candidates if self._is_offered(variant, via)]
         if not offered:
             raise self._not_by(via, name, max(candidates, key=_preference))
         chosen = max(offered, key=_preference)
         others = tuple(sorted((v for v in candidates if v is not chosen), key=_preference, reverse=True))
         return Resolution(chosen, others, _message(name, chosen, others))
 
-    def _not_by(self, via: Method | None, name: str, newest: Variant) -> NoMatchError:
+    def _is_offered(self, variant: Variant, via: str | None) -> bool:
+        if via is None:
+            return bool(available_methods(self.catalog, variant))
+        return coverage(self.catalog, variant, via).available
+
+    def _not_by(self, via: str | None, name: str, newest: Variant) -> NoMatchError:
         assert via is not None  # every variant has some build method
-        others = " or ".join(method.value for method in available_methods(self.catalog, newest))
+        others = " or ".join(available_methods(self.catalog, newest))
         return NoMatchError(
-            f"No release offers {name} {via.phrase}: {coverage(self.catalog, newest, via).text}",
+            f"No release offers {name} {self.catalog.method(via).phrase}: {coverage(self.catalog, newest, via).text}",
             f"Try --via {others or 'source'}, or `torchtailor matrix --why {name}`.",
         )
 

@@ -9,7 +9,8 @@ from enum import Enum
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.methods import Basis, Method
+from torchtailor.catalog.releases import Build, Release
 from torchtailor.variants.variant import Variant
 
 _RECIPE_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -73,34 +74,37 @@ class MethodCoverage:
     text: str
 
 
-def coverage(catalog: Catalog, variant: Variant, method: Method) -> MethodCoverage:
+def coverage(catalog: Catalog, variant: Variant, method: str) -> MethodCoverage:
     """Whether and how a method builds a variant, in one sentence."""
-    return {Method.WHEEL: _by_wheel, Method.SOURCE: _by_source, Method.NIX: _by_nix}[method](catalog, variant)
+    known = catalog.method(method)
+    rule = {Basis.WHEEL: _by_wheel, Basis.SOURCE: _by_source, Basis.RECIPE: _by_recipe}[known.basis]
+    return rule(catalog, variant, known)
 
 
-def available_methods(catalog: Catalog, variant: Variant) -> tuple[Method, ...]:
-    return tuple(method for method in Method if coverage(catalog, variant, method).available)
+def available_methods(catalog: Catalog, variant: Variant) -> tuple[str, ...]:
+    """The names of the methods that build a variant."""
+    return tuple(name for name in catalog.methods if coverage(catalog, variant, name).available)
 
 
 def _unavailable(method: Method, text: str) -> MethodCoverage:
     return MethodCoverage(method, False, Fit.NONE, None, text)
 
 
-def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
+def _by_wheel(catalog: Catalog, variant: Variant, method: Method) -> MethodCoverage:
     release, build, gpu = variant.release, variant.build, variant.gpu
     official = f"The official {build.label} wheel of PyTorch {release.version} for {variant.arch}"
     if gpu is None:
         text = f"{official} selects its CPU kernels at run time."
-        return MethodCoverage(Method.WHEEL, True, Fit.NATIVE, None, text)
+        return MethodCoverage(method, True, Fit.NATIVE, None, text)
     codes = build.wheel_codes(variant.arch)
     if not codes:
-        return _unavailable(Method.WHEEL, f"{official} does not exist or its contents are unknown.")
+        return _unavailable(method, f"{official} does not exist or its contents are unknown.")
     unified = bool(gpu.unified and build.cuda and build.cuda >= gpu.unified.cuda)
     best = catalog.rules.best(gpu.capability, codes, unified_tegra=unified)
     if best is None:
         listed = ", ".join(str(code) for code in codes)
         text = f"{official} contains {listed}, none of which runs on {gpu.sm.upper()}{unless(gpu, codes)}."
-        return _unavailable(Method.WHEEL, text)
+        return _unavailable(method, text)
     fit = catalog.rules.fit(gpu.capability, best, unified_tegra=unified)
     text = {
         Fit.NATIVE: f"{official} contains {best}.",
@@ -110,7 +114,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
     }[fit]
     if fit is Fit.COMPATIBLE and unified and gpu.unified:
         text += f" This needs {gpu.unified.condition}."
-    return MethodCoverage(Method.WHEEL, True, fit, best, text)
+    return MethodCoverage(method, True, fit, best, text)
 
 
 def unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
@@ -121,27 +125,27 @@ def unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
     return f" ({' and '.join(map(str, taken))} code does from CUDA {gpu.unified.cuda} on)"
 
 
-def _by_source(catalog: Catalog, variant: Variant) -> MethodCoverage:
+def _by_source(catalog: Catalog, variant: Variant, method: Method) -> MethodCoverage:
     gpu, build = variant.gpu, variant.build
     if gpu is None:
         text = f"Compiled with {' '.join(variant.isa.compile_flags)}."
-        return MethodCoverage(Method.SOURCE, True, Fit.NATIVE, None, text)
+        return MethodCoverage(method, True, Fit.NATIVE, None, text)
     assert build.cuda is not None
     code = CodeTarget(CodeKind.CUBIN, gpu.capability)
     if not catalog.toolkit(build.cuda).compiles(code):
-        return _unavailable(Method.SOURCE, f"CUDA {build.cuda} does not compile for {code}.")
-    return MethodCoverage(Method.SOURCE, True, Fit.NATIVE, code, f"Compiled for {code} and {variant.isa.label} alone.")
+        return _unavailable(method, f"CUDA {build.cuda} does not compile for {code}.")
+    return MethodCoverage(method, True, Fit.NATIVE, code, f"Compiled for {code} and {variant.isa.label} alone.")
 
 
-def _by_nix(catalog: Catalog, variant: Variant) -> MethodCoverage:
+def _by_recipe(catalog: Catalog, variant: Variant, method: Method) -> MethodCoverage:
     release, gpu = variant.release, variant.gpu
     if release.nixpkgs is None:
-        return _unavailable(Method.NIX, f"There is no Nix recipe for release {release.name}.")
+        return _unavailable(method, f"There is no Nix recipe for release {release.name}.")
     if not variant.build.recipes:
-        return _unavailable(Method.NIX, f"The recipes of release {release.name} do not include {variant.build.label}.")
+        return _unavailable(method, f"The recipes of release {release.name} do not include {variant.build.label}.")
     if variant.python not in _RECIPE_PYTHONS:
-        return _unavailable(Method.NIX, "Nix recipes exist for Python 3.11 to 3.14.")
+        return _unavailable(method, "Nix recipes exist for Python 3.11 to 3.14.")
     code = CodeTarget(CodeKind.CUBIN, gpu.capability) if gpu else None
     if code and variant.build.cuda and not catalog.toolkit(variant.build.cuda).compiles(code):
-        return _unavailable(Method.NIX, f"CUDA {variant.build.cuda} does not compile for {code}.")
-    return MethodCoverage(Method.NIX, True, Fit.NATIVE, code, f"Recipe {variant.name}.nix.")
+        return _unavailable(method, f"CUDA {variant.build.cuda} does not compile for {code}.")
+    return MethodCoverage(method, True, Fit.NATIVE, code, f"Recipe {variant.name}.nix.")

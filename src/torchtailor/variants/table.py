@@ -54,7 +54,7 @@ def row(catalog: Catalog, variant: Variant) -> MatrixRow:
         isa=variant.isa.name,
         python=variant.python,
         platform=variant.platform,
-        methods=tuple(method.value for method in available_methods(catalog, variant)),
+        methods=available_methods(catalog, variant),
     )
 
 

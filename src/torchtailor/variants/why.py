@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.methods import WHEEL
+from torchtailor.catalog.releases import Build, Release
 from torchtailor.variants.matrix import Matrix, ParsedName
 from torchtailor.variants.rules import MethodCoverage, coverage, why_impossible
 from torchtailor.variants.select import check_python
@@ -33,7 +34,7 @@ class BuildVerdict:
 
     @property
     def by_wheel(self) -> bool:
-        return any(covered.method is Method.WHEEL and covered.available for covered in self.methods)
+        return any(covered.method.name == WHEEL and covered.available for covered in self.methods)
 
     @property
     def where(self) -> str:
@@ -109,7 +110,7 @@ def _concerns(parsed: ParsedName, build: Build, gpu: Gpu | None) -> bool:
 def _verdict(matrix: Matrix, variant: Variant, offered: bool) -> BuildVerdict:
     reasons = why_impossible(matrix.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
     forbidden = tuple(reason.text for reason in reasons)
-    methods = () if forbidden else tuple(coverage(matrix.catalog, variant, method) for method in Method)
+    methods = () if forbidden else tuple(coverage(matrix.catalog, variant, name) for name in matrix.catalog.methods)
     return BuildVerdict(variant.release_name, variant.build.label, offered and not forbidden, forbidden, methods)
 
 
@@ -141,8 +142,8 @@ def _text(parsed: ParsedName, name: str, verdicts: list[BuildVerdict]) -> str:
 def _by_build(verdicts: list[BuildVerdict]) -> list[str]:
     lines = []
     for verdict in verdicts:
-        wheel = next(covered for covered in verdict.methods if covered.method is Method.WHEEL)
-        methods = ", ".join(covered.method.value for covered in verdict.methods if covered.available)
+        wheel = next(covered for covered in verdict.methods if covered.method.name == WHEEL)
+        methods = ", ".join(covered.method.name for covered in verdict.methods if covered.available)
         lines.append(f"  {verdict.where}: {methods or 'no build method'}. {wheel.text}")
     return lines
 

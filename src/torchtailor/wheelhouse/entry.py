@@ -8,7 +8,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from torchtailor.catalog.releases import Method
 from torchtailor.variants.variant import Variant
 from torchtailor.wheels.name import WheelName
 
@@ -73,7 +72,7 @@ class WheelhouseDescription:
     pytorch: str
     build: str
     release: str
-    method: Method
+    method: str
     requested: tuple[str, ...] = ("torch",)  # the packages that an installer is asked for
     details: dict[str, Any] = field(default_factory=dict)  # of the build method, for the manifest
 
@@ -81,7 +80,7 @@ class WheelhouseDescription:
     def of(
         cls,
         variant: Variant,
-        method: Method,
+        method: str,
         details: dict[str, Any],
         *,
         pytorch: str | None = None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import msgspec
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.fetch.target import Target
 from torchtailor.host.pythons import WHAT_IT_IS, find_python, find_uv, running_python
+from torchtailor.urls import redact
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, Wheelhouse
 
+_log = logging.getLogger(__name__)
 # The user's settings of pip and uv are ignored: everything comes from the wheelhouse.
 _FOREIGN = ("PIP_", "UV_")
 _TAIL = 12
@@ -160,6 +164,7 @@ def _run(line: Sequence[str], what: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
     environment["PIP_CONFIG_FILE"] = os.devnull
     environment["UV_NO_CONFIG"] = "1"
+    _log.info("running %s", redact(shlex.join(line)))
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
     except OSError as error:

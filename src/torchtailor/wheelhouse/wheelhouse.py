@@ -145,7 +145,7 @@ def manifest(
         variant=description.variant,
         target=_ListedTarget(description.python, description.arch, description.gpu, description.isa),
         pytorch=_ListedBuild(description.build, description.pytorch, description.release),
-        way=description.method.value,
+        way=description.method,
         requirements=[
             f"{name}=={versions[project]}"
             for name in description.requested

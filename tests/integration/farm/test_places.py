@@ -62,7 +62,7 @@ def test_machines_over_ssh(shell: Shell, wanted: dict[str, str], tmp_path: Path)
     pytest.importorskip("asyncssh")
     with sshd(tmp_path) as options:
         python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nexport TORCHTAILOR_CACHE={tmp_path}/far\nexec {sys.executable} "$@"\n')
+        python.write_text(f'#!/bin/sh\nexport TORCHTAILOR_CACHE={tmp_path}/far\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
         (shell.root / "torchtailor.toml").write_text(
             f'[farm.machines]\ncluster = "ssh"\n[farm.machines.options]\n'

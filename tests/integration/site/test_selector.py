@@ -189,7 +189,7 @@ def test_a_link_with_an_unknown_method_is_answered(browser: Any, site: Path) -> 
     settle(browser)
     assert "sm90" in variant(browser)
     problem = ask(browser, "return torchtailor.answer({gpus: ['H100'], method: 'conda'}).problem")
-    assert problem == "'conda' is not a method of the form."
+    assert problem == "'conda' is not a build method."
 
 
 def test_the_link_carries_the_whole_state(browser: Any, site: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 import torchtailor
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME
-from torchtailor.backends.base import BACKENDS, load_backend
+from torchtailor.backends.base import load_backend
 from torchtailor.backends.nix.backend import NixOptions
 from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import WheelPlanDocument
 from torchtailor.backends.wheel.run import WheelBuildResult
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.errors import UsageError
 
 ISA = {"x86_64": "avx2", "aarch64": "armv8_2"}.get(platform.machine(), "avx2")
@@ -55,10 +55,10 @@ def test_a_plan_is_shown_costed_and_run_later(workshop: Workshop, catalog: Catal
     assert len(planned.run().wheelhouses) == 2
 
 
-def test_every_method_has_a_backend_with_frozen_options() -> None:
-    assert set(BACKENDS) == set(Method)
-    for method, kind in ((Method.WHEEL, WheelOptions), (Method.SOURCE, SourceOptions), (Method.NIX, NixOptions)):
-        backend = load_backend(method)
+def test_every_method_has_a_backend_with_frozen_options(catalog: Catalog) -> None:
+    assert set(catalog.methods) == {WHEEL, SOURCE, NIX}
+    for method, kind in ((WHEEL, WheelOptions), (SOURCE, SourceOptions), (NIX, NixOptions)):
+        backend = load_backend(catalog.method(method))
         assert backend.options_type is kind
         assert callable(backend.plan) and callable(backend.run)
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -66,7 +66,7 @@ def test_every_method_has_a_backend_with_frozen_options() -> None:
 
 
 def test_source_is_planned_by_the_same_function(catalog: Catalog) -> None:
-    planned = torchtailor.plan_build(f"cpu-{ISA}", method=Method.SOURCE, profile="minimal", catalog=catalog)
+    planned = torchtailor.plan_build(f"cpu-{ISA}", method=SOURCE, profile="minimal", catalog=catalog)
     assert isinstance(planned.plan, SourcePlan)
     assert planned.plan.builds[0].configuration.profile == "minimal"
     assert "core-hours" in planned.plan.cost_text
@@ -74,7 +74,7 @@ def test_source_is_planned_by_the_same_function(catalog: Catalog) -> None:
 
 def test_a_plan_from_source_names_every_variant_that_comes_out(catalog: Catalog) -> None:
     planned = torchtailor.plan_build(
-        "pytorch-python313-cuda13_0-sm90-avx512", method=Method.SOURCE, all_gpus=True, catalog=catalog
+        "pytorch-python313-cuda13_0-sm90-avx512", method=SOURCE, all_gpus=True, catalog=catalog
     )
     names = [variant.short_name for variant in planned.plan.variants]
     assert {"sm80-avx512", "sm90-avx512"} <= set(names)
@@ -84,14 +84,14 @@ def test_a_plan_from_source_names_every_variant_that_comes_out(catalog: Catalog)
 @pytest.mark.parametrize(
     ("method", "given", "said"),
     [
-        (Method.WHEEL, {"jobs": 4}, "wheel has no option 'jobs'"),
-        (Method.SOURCE, {"nvidia": True}, "source has no option 'nvidia'"),
-        (Method.NIX, {"offline": True}, "nix has no option 'offline'"),
-        (Method.SOURCE, {"options": WheelOptions()}, "WheelOptions are not options of the method source"),
-        (Method.WHEEL, {"glibc": "new"}, "--glibc"),
+        (WHEEL, {"jobs": 4}, "wheel has no option 'jobs'"),
+        (SOURCE, {"nvidia": True}, "source has no option 'nvidia'"),
+        (NIX, {"offline": True}, "nix has no option 'offline'"),
+        (SOURCE, {"options": WheelOptions()}, "WheelOptions are not options of the method source"),
+        (WHEEL, {"glibc": "new"}, "--glibc"),
     ],
 )
-def test_wrong_options_are_said(catalog: Catalog, method: Method, given: dict[str, object], said: str) -> None:
+def test_wrong_options_are_said(catalog: Catalog, method: str, given: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         torchtailor.plan_build("sm90-avx512", method=method, catalog=catalog, **given)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.disk import state_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError
 from torchtailor.ledger.ledger import Ledger, Result, as_markdown
@@ -23,13 +23,11 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def test_records_a_finished_attempt(ledger: Ledger) -> None:
-    with ledger.attempt(
-        "sm90-avx512", Method.WHEEL, options={"nvidia": True}, configuration={"torch": "2.8.0"}
-    ) as running:
+    with ledger.attempt("sm90-avx512", WHEEL, options={"nvidia": True}, configuration={"torch": "2.8.0"}) as running:
         running.input_bytes, running.output_bytes = 10, 4
         running.configuration["python"] = "3.13"
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.method, attempt.result) == ("sm90-avx512", Method.WHEEL, Result.DONE)
+    assert (attempt.variant, attempt.method, attempt.result) == ("sm90-avx512", WHEEL, Result.DONE)
     assert attempt.options == {"nvidia": True}
     assert attempt.configuration == {"torch": "2.8.0", "python": "3.13"}
     assert (attempt.input_bytes, attempt.output_bytes) == (10, 4)
@@ -37,12 +35,12 @@ def test_records_a_finished_attempt(ledger: Ledger) -> None:
 
 
 def test_records_the_error_and_its_fix(ledger: Ledger) -> None:
-    with pytest.raises(NetworkError), ledger.attempt("a", Method.WHEEL) as running:
+    with pytest.raises(NetworkError), ledger.attempt("a", WHEEL) as running:
         running.stage = "fetch"
         raise NetworkError("The index is away.", "Try again.")
-    with pytest.raises(KeyboardInterrupt), ledger.attempt("b", Method.NIX):
+    with pytest.raises(KeyboardInterrupt), ledger.attempt("b", NIX):
         raise KeyboardInterrupt
-    with pytest.raises(ZeroDivisionError), ledger.attempt("c", Method.SOURCE):
+    with pytest.raises(ZeroDivisionError), ledger.attempt("c", SOURCE):
         _ = 1 // 0
     failed, interrupted, crashed = ledger.attempts()
     assert (failed.result, failed.error_class, failed.error) == (Result.FAILED, "NetworkError", "The index is away.")
@@ -54,8 +52,8 @@ def test_records_the_error_and_its_fix(ledger: Ledger) -> None:
 def test_a_killed_process_is_seen_as_killed(ledger: Ledger) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from torchtailor.ledger.ledger import Ledger\nfrom torchtailor.catalog.releases import Method\n"
-        "with Ledger(Path(sys.argv[1])).attempt('v', Method.WHEEL):\n    print('on', flush=True)\n    time.sleep(60)\n"
+        "from torchtailor.ledger.ledger import Ledger\nfrom torchtailor.catalog import WHEEL\n"
+        "with Ledger(Path(sys.argv[1])).attempt('v', WHEEL):\n    print('on', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(ledger.path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -67,7 +65,7 @@ def test_a_killed_process_is_seen_as_killed(ledger: Ledger) -> None:
 
 def test_many_writers_lose_nothing(ledger: Ledger) -> None:
     def one(number: int) -> None:
-        with Ledger(ledger.path).attempt(f"v{number}", Method.WHEEL):
+        with Ledger(ledger.path).attempt(f"v{number}", WHEEL):
             pass
 
     with ThreadPoolExecutor(8) as pool:
@@ -79,7 +77,7 @@ def test_many_writers_lose_nothing(ledger: Ledger) -> None:
 
 def test_filter_limit_and_order(ledger: Ledger) -> None:
     for variant in ("a", "b", "a", "a"):
-        with ledger.attempt(variant, Method.WHEEL):
+        with ledger.attempt(variant, WHEEL):
             pass
     assert [attempt.number for attempt in ledger.attempts(variant="a", limit=2)] == [3, 4]
 
@@ -105,16 +103,16 @@ def test_a_damaged_or_newer_file_is_a_clear_error(ledger: Ledger) -> None:
 
 
 def test_a_ledger_that_breaks_meanwhile_does_not_change_the_result(ledger: Ledger) -> None:
-    with pytest.raises(NetworkError, match="The index is away"), ledger.attempt("a", Method.WHEEL):
+    with pytest.raises(NetworkError, match="The index is away"), ledger.attempt("a", WHEEL):
         ledger.path.write_bytes(b"garbage" * 1000)
         raise NetworkError("The index is away.", "Try again.")
     ledger.path.unlink()
-    with ledger.attempt("b", Method.WHEEL):
+    with ledger.attempt("b", WHEEL):
         ledger.path.write_bytes(b"garbage" * 1000)
 
 
 def test_markdown_escapes_cells(ledger: Ledger) -> None:
-    with pytest.raises(NetworkError), ledger.attempt("v", Method.WHEEL, configuration={"nvidia": True, "x": None}):
+    with pytest.raises(NetworkError), ledger.attempt("v", WHEEL, configuration={"nvidia": True, "x": None}):
         raise NetworkError("a | b\nc", "fix it")
     table = as_markdown(ledger.attempts())
     assert "| nvidia=on | failed | NetworkError: a \\| b c |" in table

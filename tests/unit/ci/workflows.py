@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from ruamel.yaml import YAML
 
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
 from torchtailor.ci.render import render_ci
 from torchtailor.errors import TorchtailorError
@@ -35,7 +35,7 @@ OPTIONS = st.builds(
     CiOptions,
     selectors=SELECTORS,
     release=st.sampled_from([None, "2.15", "cuda-13_0"]),
-    method=st.sampled_from(Method),
+    method=st.sampled_from([WHEEL, SOURCE, NIX]),
     nvidia=st.booleans(),
     build_options=st.sampled_from([(), ("--recompress",), ("--set", "A=b c"), ("--variants",)]),
     division=st.sampled_from([None, *CiDivision]),

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -103,7 +104,7 @@ def test_the_users_file_works_end_to_end(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    shell = f"{sys.executable} -m torchtailor matrix | head -1; exit ${{PIPESTATUS[0]}}"
+    shell = f"{shlex.quote(sys.executable)} -m torchtailor matrix | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
 def test_closed_streams(closed: str) -> None:
     for words in ("matrix --json", "--help", "matrix nosuch"):
         code = {"matrix nosuch": 3}.get(words, 0)
-        line = f"exec {sys.executable} -m torchtailor {words} {closed}"
+        line = f"exec {shlex.quote(sys.executable)} -m torchtailor {words} {closed}"
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == code, (words, done.returncode, done.stderr)
         assert "Traceback" not in done.stderr

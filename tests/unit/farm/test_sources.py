@@ -19,7 +19,7 @@ from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.plan import plan_matrix
 from torchtailor.backends.source.tables import load_tables
 from torchtailor.backends.source.tree import SourceOrigin, TorchSource, fetch
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.catalog import SOURCE, Catalog, load_catalog
 from torchtailor.errors import BuildFailedError, EnvironmentProblem, UsageError
 from torchtailor.farm import compile as compiling
 from torchtailor.farm.compile import CompileBench, pack_tree
@@ -49,7 +49,7 @@ def planned(
     rows: str = "",
     tree: FetchSource = TREE,
 ) -> PlannedSource:
-    found = choose(catalog, names, release=release, method=Method.SOURCE, python=python)
+    found = choose(catalog, names, release=release, method=SOURCE, python=python)
     matrix = plan_matrix(catalog, load_tables(), [choice.variant for choice in found])
     costs = SourceCosts.of(load_tables().cost)
     return source_graph(

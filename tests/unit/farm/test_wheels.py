@@ -6,7 +6,6 @@ import json
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
 from torchtailor.backends import jobs
 from torchtailor.backends.cutting import WheelCut
-from torchtailor.backends.jobs import CutWheel, JobContext, decode_job, encode_job
+from torchtailor.backends.jobs import CutForGpus, JobContext, decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment, WheelPlan
 from torchtailor.catalog.tables import FarmSettings
@@ -225,10 +224,10 @@ def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) 
     plan = farm.plan(*names)
     lonely = next(item for item in plan.variants if "sm80" in item.name)
 
-    def useless(key: str, order: object, *more: object) -> bool:
-        if getattr(order, "gpu", "") == "8.0":
+    def useless(job: CutForGpus, *more: object) -> bool:
+        if job.gpus == ("8.0",):
             raise ImpossibleError("none of it runs on 8.0.", "Choose another.")
-        return restored(key, order, *more)  # type: ignore[arg-type]
+        return restored(job, *more)  # type: ignore[arg-type]
 
     restored = perform._restore_cut
     with pytest.MonkeyPatch.context() as patch:
@@ -290,9 +289,9 @@ def test_this_process_uses_the_whole_machine(farm: Farm, monkeypatch: pytest.Mon
     seen: list[int] = []
     real = jobs.cut_all
 
-    def noted(orders: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
+    def noted(job: CutForGpus, context: JobContext) -> tuple[WheelCut, ...]:
         seen.append(context.processes)
-        return real(orders, context)
+        return real(job, context)
 
     monkeypatch.setattr(perform, "cut_all", noted)
     monkeypatch.setattr(perform, "available_cores", lambda: 7)

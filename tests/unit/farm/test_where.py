@@ -337,17 +337,34 @@ def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("scheme", "said"), [("tcp", "what listens there is not a Dask scheduler"), ("tls", "ssl_context")]
+    ("scheme", "said"), [("tcp", "what listens there is not a Dask scheduler"), ("tls", "no answer.")]
 )
 def test_another_server_is_no_scheduler(
     scheme: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "_SPEAK", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
+    keys = distributed.Security.temporary()
+    settings = {"ca-file": keys.tls_ca_file, "client.cert": keys.tls_client_cert, "client.key": keys.tls_client_key}
+    configured = dask.config.set({f"distributed.comm.tls.{name}": pem for name, pem in settings.items()})
+    with configured, socket.create_server(("127.0.0.1", 0)) as server:
         where = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
         assert main(["farm", "check", where]) == ExitCode.NETWORK
     text = " ".join(capsys.readouterr().err.split())
     assert f"The scheduler {where} does not answer: " in text and said in text
+
+
+def test_what_dask_needs_is_named_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("cryptography", "distributed"):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, package, None)  # as if it was not installed
+            patched.delitem(sys.modules, "torchtailor.farm.daskengine", raising=False)
+            assert main(["farm", "check", "local:1", "--store", "store"]) == ExitCode.ENVIRONMENT
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{package} is not installed, which Dask needs. Install it: pip install 'torchtailor[farm]'." in said
+    assert not Path("store").exists()
 
 
 def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:

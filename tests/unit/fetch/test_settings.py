@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
+import pip
 import pytest
 
 from torchtailor.errors import UsageError
@@ -47,6 +50,18 @@ def test_nothing_configured_means_what_pip_itself_would_use(tmp_path: Path) -> N
 def test_without_pip_its_bundled_copy_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected = read(tmp_path).sources[0].url
     monkeypatch.setattr(pipconfig, "_from_pip", lambda: None)
+    assert read(tmp_path).sources[0].url == expected
+    # As Debian, whose Python has an empty `ensurepip` and one folder for the wheels of all environments.
+    (tmp_path / "ensurepip").mkdir()
+    (tmp_path / "ensurepip" / "__init__.py").touch()
+    site = str(Path(pip.__file__).parents[1])
+    with zipfile.ZipFile(tmp_path / "pip-1.0-py3-none-any.whl", "w") as wheel:
+        for name in ("pip/__init__.py", "pip/_internal/__init__.py", "pip/_internal/models/__init__.py"):
+            wheel.writestr(name, "")
+        wheel.write(f"{site}/pip/_internal/models/index.py", "pip/_internal/models/index.py")
+    monkeypatch.delitem(sys.modules, "ensurepip", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"WHEEL_PKG_DIR": str(tmp_path)}.get)
     assert read(tmp_path).sources[0].url == expected
     monkeypatch.setattr(pipconfig, "_from_bundled_pip", lambda: None)
     with pytest.raises(UsageError, match="No package index is configured"):

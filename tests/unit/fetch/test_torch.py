@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from tests.catalogs import load_pinned
 from tests.unit.fetch.packages import Package, html_index
 from tests.unit.fetch.serving import Fault, Site
-from torchtailor.catalog import Method
+from torchtailor.catalog import WHEEL
 from torchtailor.errors import NetworkError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
@@ -26,7 +26,7 @@ RUNTIME = "nvidia-cuda-runtime-cu12==12.8.90; platform_system == 'Linux' and pla
 
 
 def variant(name: str, release: str) -> Variant:
-    return Matrix(load_pinned(Path("/"))).resolve(name, via=Method.WHEEL, release=release).variant
+    return Matrix(load_pinned(Path("/"))).resolve(name, via=WHEEL, release=release).variant
 
 
 @pytest.fixture

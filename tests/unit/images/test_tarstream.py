@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.images.builder import TarFile, tar_of
 from torchtailor.errors import BadInputError
-from torchtailor.images.tarstream import LayerMember, TarReader, with_size
+from torchtailor.images.tarstream import BLOCK, LayerMember, TarReader, _record, with_size
+from torchtailor.images.transports.tarball import TarFiles
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 KINDS = (tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE)
@@ -185,6 +188,78 @@ def test_a_global_header_goes_along() -> None:
     found, out = copied(buffer.getvalue(), 100)
     assert out == buffer.getvalue()
     assert [member.kind for member in found] == [b"g", b"0"]
+
+
+KEYS = st.sampled_from(["path", "linkpath", "size", "GNU.sparse.name", "GNU.sparse.major", "comment"])
+RECORDS = st.dictionaries(KEYS, st.sampled_from(["evil", "../evil", "7", "-7", "0"]), min_size=1)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=3), st.sampled_from([100, 512, 4096]))
+def test_a_global_header_renames_and_resizes_nothing(headers: list[dict[str, str]], piece: int) -> None:
+    files = {"a": b"1" * 600, "folder/" + "b" * 120: b"2"}
+    data = b"".join(global_header(records) for records in headers) + tar_of(files)
+    found, out = copied(data, piece)
+    assert out == data
+    assert [(one.name.decode(), one.size, one.sparse) for one in found if one.kind != b"g"] == [
+        (name, len(content), False) for name, content in files.items()
+    ]
+    assert placed(data) == files
+
+
+@given(st.integers(1, 1 << 60), st.sampled_from(["octal", "binary", "record"]))
+def test_negative_sizes_are_refused(size: int, form: str) -> None:
+    info = tarfile.TarInfo("x")
+    if form == "record":
+        info.pax_headers = {"size": f"-{size}"}
+    header = bytearray(info.tobuf(tarfile.PAX_FORMAT))
+    if form != "record":
+        header[124:136] = b"-%010o\0" % (size % 8**10) if form == "octal" else (-size).to_bytes(12, "big", signed=True)
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+    refused(bytes(header) + bytes(1024))
+
+
+@given(st.binary(min_size=1, max_size=40), st.sampled_from([tarfile.XHDTYPE, tarfile.XGLTYPE]))
+def test_records_that_are_none_are_refused(noise: bytes, kind: bytes) -> None:
+    """What is no list of `length key=value` lines; zeros at its end are padding."""
+    assume(noise.strip(b"\0"))
+    assume(not re.match(rb"\d+ ", noise))
+    refused(extended_header(noise, kind) + tar_of({"a": b"1"}))
+
+
+@pytest.mark.parametrize(
+    "record", [b"11 path=x\n", b"8 path=x\n", b"9 path x\n", b"5 =x\n", b"-9 path=x\n", b"8 path=x", b"0 path=x\n"]
+)
+def test_records_whose_length_or_key_is_wrong_are_refused(record: bytes) -> None:
+    refused(extended_header(record, tarfile.XHDTYPE) + tar_of({"a": b"1"}))
+
+
+def refused(data: bytes) -> None:
+    """By both who read archives: of layers as they come, and of images where they lie."""
+    with pytest.raises(BadInputError):
+        copied(data, 512)
+    with pytest.raises(BadInputError):
+        placed(data)
+
+
+def placed(data: bytes) -> dict[str, bytes]:
+    """The files of an archive that is read where it lies."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        files = TarFiles(file, "An archive")
+        return {name: files.start(name, files.size(name) or 0) for name in files._members}
+
+
+def extended_header(data: bytes, kind: bytes) -> bytes:
+    info = tarfile.TarInfo("header")
+    info.type, info.size = kind, len(data)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % BLOCK)
+
+
+def global_header(records: dict[str, str]) -> bytes:
+    lines = b"".join(_record(key.encode(), value.encode()) for key, value in records.items())
+    return extended_header(lines, tarfile.XGLTYPE)
 
 
 def test_archives_without_an_end() -> None:

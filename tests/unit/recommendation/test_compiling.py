@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.catalogs import load_pinned
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import SOURCE, Catalog
 from torchtailor.errors import UsageError
 from torchtailor.recommendation import recommend
 
@@ -77,7 +77,7 @@ def test_there_is_nothing_to_compare_with(catalog: Catalog) -> None:
     """Where no official wheel runs, compiling is no choice; who asks for it is told what it brings."""
     jetson = recommend(gpus="Jetson AGX Orin", jetpack="6.2", catalog=catalog)
     assert jetson.best is None or jetson.best.method == "wheel" or jetson.compiling is None
-    asked = recommend(cpu="Graviton2", gpus="none", method=Method.SOURCE, catalog=catalog)
+    asked = recommend(cpu="Graviton2", gpus="none", method=SOURCE, catalog=catalog)
     assert asked.best is not None and asked.best.method == "source"
     assert asked.compiling is not None
 

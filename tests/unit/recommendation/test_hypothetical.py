@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import machines
-from torchtailor.catalog import Method, load_catalog
+from torchtailor.catalog import NIX, load_catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.host.model import Cpu, Host
 from torchtailor.recommendation import Recommendation, Request, recommend
@@ -286,7 +286,7 @@ def test_the_api_takes_parts_a_description_or_neither(monkeypatch: pytest.Monkey
     assert named.best is not None and named.best.name == "pytorch-python312-cuda12_6-sm89-avx512"
     described = machines.host("h200-driver-550")
     assert recommend(described, catalog=catalog) == recommend_for(machines.matrix(), described, Request())
-    changed = recommend(described, driver="580.95.05", release="cuda-13_0", method=Method.NIX, catalog=catalog).best
+    changed = recommend(described, driver="580.95.05", release="cuda-13_0", method=NIX, catalog=catalog).best
     assert changed is not None and (changed.pytorch, changed.method) == ("2.10.0", "nix")
     monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", lambda catalog: zen3)
     this = recommend(catalog=catalog)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import machines
-from torchtailor.catalog import Capability, Method, load_catalog
+from torchtailor.catalog import SOURCE, Capability, load_catalog
 from torchtailor.errors import UsageError
 from torchtailor.host.model import Cpu, Host
 from torchtailor.recommendation import Recommendation, Request
@@ -180,7 +180,7 @@ def test_the_rows_for_a_cpu_below_every_instruction_set_work(core: str, gpu: str
     (tmp_path / "torchtailor.toml").write_text(own.toml)
     catalog = load_catalog(tmp_path)
     host = hypothetical_host(catalog, GivenParts((gpu,), cpu=core), None, this_cpu)
-    best = recommend_for(Matrix(catalog), host, Request(method=Method.SOURCE)).best
+    best = recommend_for(Matrix(catalog), host, Request(method=SOURCE)).best
     assert best is not None and best.short_name == own.variant
     isa = catalog.isas[best.isa]
     known = machines.catalog().microarchitectures[core].flags

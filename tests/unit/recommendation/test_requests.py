@@ -10,7 +10,7 @@ import pytest
 
 from tests import machines
 from tests.unit.recommendation.test_machines import TABLE
-from torchtailor.catalog import Method, load_catalog
+from torchtailor.catalog import NIX, SOURCE, WHEEL, load_catalog
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import Host
 from torchtailor.recommendation import Recommendation, Request, recommend
@@ -33,7 +33,7 @@ def test_the_rows_that_are_shown_work_unchanged(name: str, tmp_path: Path) -> No
     method = None
     if alternative.variant.startswith("cpu-"):
         assert "--gpu none --via source" in alternative.text
-        host, method = msgspec.structs.replace(host, gpus=()), Method.SOURCE
+        host, method = msgspec.structs.replace(host, gpus=()), SOURCE
     best = recommend_for(matrix, host, Request(method=method)).best
     assert best is not None
     assert (best.short_name, best.method) == (alternative.variant, alternative.kind)
@@ -92,16 +92,14 @@ def test_a_release_that_does_not_run_here_says_why_and_what_would() -> None:
     assert any("CUDA 13 needs driver 580.65.06" in one.reason for one in found.rejected)
 
 
-@pytest.mark.parametrize(
-    ("method", "pytorch"), [(Method.WHEEL, "2.14.1"), (Method.SOURCE, "2.15.0"), (Method.NIX, "2.9.1")]
-)
-def test_a_build_method_is_kept_to(method: Method, pytorch: str) -> None:
+@pytest.mark.parametrize(("method", "pytorch"), [(WHEEL, "2.14.1"), (SOURCE, "2.15.0"), (NIX, "2.9.1")])
+def test_a_build_method_is_kept_to(method: str, pytorch: str) -> None:
     best = ask(machines.host("gtx-1080-ti"), method=method).best
-    assert best is not None and (best.method, best.pytorch, best.gpu) == (method.value, pytorch, "sm61")
+    assert best is not None and (best.method, best.pytorch, best.gpu) == (method, pytorch, "sm61")
 
 
 def test_a_build_method_that_gives_nothing() -> None:
-    assert ask(machines.host("t4g-graviton2"), method=Method.WHEEL).best is None
+    assert ask(machines.host("t4g-graviton2"), method=WHEEL).best is None
 
 
 def test_hidden_gpus_do_not_count() -> None:
@@ -155,14 +153,14 @@ def test_a_wheel_named_for_more_than_the_cpu_has_runs_all_the_same() -> None:
     assert found.best is not None and (found.best.short_name, found.best.method) == ("sm120-avx2", "wheel")
     assert any("it needs x86-64 only" in reason and "because" in reason for reason in found.best.reasons)
     assert [one.kind for one in found.alternatives] == ["wheel"]  # a row that names it sm120-avx
-    assert ask(host, method=Method.SOURCE).best is None  # compiled for AVX2, it would not
+    assert ask(host, method=SOURCE).best is None  # compiled for AVX2, it would not
 
 
 def test_a_wheel_whose_baseline_the_cpu_lacks_is_refused_with_what_is_missing() -> None:
     """2.10.0 alone runs Armv8.1 atomics when it is loaded: a Cortex-A72 ends with an illegal instruction."""
     graviton1 = machines.host("graviton1")
-    assert ask(graviton1, release="2.10", method=Method.WHEEL).best is None
-    newer = ask(graviton1, release="2.11", method=Method.WHEEL).best
+    assert ask(graviton1, release="2.10", method=WHEEL).best is None
+    newer = ask(graviton1, release="2.11", method=WHEEL).best
     assert newer is not None and newer.pytorch == "2.11.0"
     gpu = msgspec.structs.replace(graviton1, gpus=machines.host("gh200").gpus)
     reasons = [one.reason for one in ask(gpu, release="2.10").rejected]
@@ -217,10 +215,10 @@ def test_ptx_needs_the_full_floor(tmp_path: Path) -> None:
     host = machines.host("h100-driver-580")
     tomorrow = msgspec.structs.replace(host.gpus[0], capability="13.0", name="Tomorrow")
     old = msgspec.structs.replace(host, gpus=(tomorrow,))
-    assert recommend_for(matrix, old, Request(method=Method.WHEEL)).best is None
+    assert recommend_for(matrix, old, Request(method=WHEEL)).best is None
     assert host.driver is not None
     new = msgspec.structs.replace(old, driver=msgspec.structs.replace(host.driver, version="700.20"))
-    best = recommend_for(matrix, new, Request(method=Method.WHEEL)).best
+    best = recommend_for(matrix, new, Request(method=WHEEL)).best
     assert best is not None and (best.fit, best.code, best.gpu) == ("jit", "compute_120", "sm130")
 
 

@@ -116,10 +116,10 @@ def test_a_wrong_question_is_answered_with_the_commands_words() -> None:
     assert (found.problem, found.hint) == (error.value.message, error.value.hint)
 
 
-@pytest.mark.parametrize("field", ["method", "workload"])
-def test_a_choice_that_the_form_does_not_have_is_named(field: str) -> None:
+@pytest.mark.parametrize(("field", "what"), [("method", "build method"), ("workload", "workload of the form")])
+def test_a_choice_that_the_form_does_not_have_is_named(field: str, what: str) -> None:
     found = page_answer(machines.matrix(), {"gpus": ["H100"], field: "conda"})
-    assert found.problem == f"'conda' is not a {field} of the form."
+    assert found.problem == f"'conda' is not a {what}."
     assert found.hint
 
 

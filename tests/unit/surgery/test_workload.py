@@ -116,9 +116,13 @@ def test_the_library_brings_the_hook(tmp_path: Path) -> None:
         elf = ElfFile(source)
         assert HOOK_NAME in needed_libraries(elf)
         assert "torchtailor___cudaRegisterFatBinary" in undefined_symbols(elf)
-    said = subprocess.run(["readelf", "-dW", str(out)], capture_output=True, text=True, check=True).stdout
-    assert "$ORIGIN/../../packs/torch" in said
-    assert said.count(HOOK_NAME) == 1
+
+    def said(option: str) -> list[str]:
+        line = [patchelf(), option, str(out)]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
+
+    assert said("--print-rpath") == ["$ORIGIN/../../packs/torch"]
+    assert said("--print-needed").count(HOOK_NAME) == 1
 
 
 def test_the_hook_costs_no_large_page(tmp_path: Path) -> None:

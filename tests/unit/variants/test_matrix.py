@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.catalogs import load_pinned
-from torchtailor.catalog import Catalog, Fit, Method, load_catalog
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit, load_catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.variants import (
     Matrix,
@@ -80,7 +80,7 @@ def test_a_version_means_all_official_builds_and_a_recipes_name_its_own(
 ) -> None:
     assert {build.label for build in catalog.release(release).builds} == labels
     wheels_only = [v for v in matrix.variants(release) if not v.build.recipes]
-    assert not any(Method.NIX in available_methods(catalog, v) for v in wheels_only)
+    assert not any(NIX in available_methods(catalog, v) for v in wheels_only)
     for variant in wheels_only[::25]:
         assert matrix.resolve(variant.unique_name).variant == variant
         assert matrix.resolve(variant.short_name, release=variant.release_name).variant.release is variant.release
@@ -89,7 +89,7 @@ def test_a_version_means_all_official_builds_and_a_recipes_name_its_own(
 def test_python_3_10_has_wheels_and_no_recipes(catalog: Catalog, matrix: Matrix) -> None:
     with_it = {str(v.release.version) for v in matrix.variants(python="3.10")}
     assert {"2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.14.1"} <= with_it and "2.15.0" not in with_it
-    assert not any(Method.NIX in available_methods(catalog, v) for v in matrix.variants("main", "3.10"))
+    assert not any(NIX in available_methods(catalog, v) for v in matrix.variants("main", "3.10"))
 
 
 def test_a_patch_release_is_named_by_its_whole_version(catalog: Catalog, matrix: Matrix) -> None:
@@ -127,22 +127,22 @@ def test_every_name_of_a_variant_finds_it(matrix: Matrix) -> None:
 @pytest.mark.parametrize(
     ("name", "via", "chosen"),
     [
-        ("sm90-avx512", Method.WHEEL, "pytorch215-python313-cuda13_2-sm90-avx512"),
-        ("sm90-avx512", Method.NIX, "pytorch210-python313-cuda13_0-sm90-avx512"),
-        ("cpu-armv9", Method.WHEEL, "pytorch215-python313-cpu-armv9"),
-        ("sm61-avx2", Method.WHEEL, "pytorch214-python313-cuda12_6-sm61-avx2"),
-        ("sm61-avx2", Method.SOURCE, "pytorch215-python313-cuda12_9-sm61-avx2"),
-        ("sm61-avx2", Method.NIX, "pytorch29-python313-cuda12_9-sm61-avx2"),
-        ("sm70-avx512", Method.WHEEL, "pytorch214-python313-cuda12_6-sm70-avx512"),
-        ("sm121-armv9", Method.WHEEL, "pytorch215-python313-cuda13_2-sm121-armv9"),
-        ("pytorch-python312-cuda12_8-sm90-avx512", Method.NIX, "pytorch28-python312-cuda12_8-sm90-avx512"),
-        ("pytorch210-python313-cpu-avx2", Method.WHEEL, "pytorch210-python313-cpu-avx2"),
-        ("PYTORCH28-python313-cpu-avx2", Method.WHEEL, "pytorch28-python313-cpu-avx2"),
-        ("cuda12_6-sm90-avx2", Method.WHEEL, "pytorch214-python313-cuda12_6-sm90-avx2"),
-        ("python314t-sm90-avx2", Method.WHEEL, "pytorch215-python314t-cuda13_2-sm90-avx2"),
+        ("sm90-avx512", WHEEL, "pytorch215-python313-cuda13_2-sm90-avx512"),
+        ("sm90-avx512", NIX, "pytorch210-python313-cuda13_0-sm90-avx512"),
+        ("cpu-armv9", WHEEL, "pytorch215-python313-cpu-armv9"),
+        ("sm61-avx2", WHEEL, "pytorch214-python313-cuda12_6-sm61-avx2"),
+        ("sm61-avx2", SOURCE, "pytorch215-python313-cuda12_9-sm61-avx2"),
+        ("sm61-avx2", NIX, "pytorch29-python313-cuda12_9-sm61-avx2"),
+        ("sm70-avx512", WHEEL, "pytorch214-python313-cuda12_6-sm70-avx512"),
+        ("sm121-armv9", WHEEL, "pytorch215-python313-cuda13_2-sm121-armv9"),
+        ("pytorch-python312-cuda12_8-sm90-avx512", NIX, "pytorch28-python312-cuda12_8-sm90-avx512"),
+        ("pytorch210-python313-cpu-avx2", WHEEL, "pytorch210-python313-cpu-avx2"),
+        ("PYTORCH28-python313-cpu-avx2", WHEEL, "pytorch28-python313-cpu-avx2"),
+        ("cuda12_6-sm90-avx2", WHEEL, "pytorch214-python313-cuda12_6-sm90-avx2"),
+        ("python314t-sm90-avx2", WHEEL, "pytorch215-python314t-cuda13_2-sm90-avx2"),
     ],
 )
-def test_what_a_name_is_taken_for(pinned: Matrix, name: str, via: Method, chosen: str) -> None:
+def test_what_a_name_is_taken_for(pinned: Matrix, name: str, via: str, chosen: str) -> None:
     resolution = pinned.resolve(name, via=via)
     assert resolution.variant.unique_name == chosen
     assert chosen in resolution.message
@@ -165,12 +165,12 @@ def test_names_that_mean_nothing(matrix: Matrix, name: str) -> None:
 
 def test_a_method_that_does_not_build_it_says_why(matrix: Matrix) -> None:
     with pytest.raises(NoMatchError, match="built with Nix"):
-        matrix.resolve("sm70-avx512", via=Method.NIX)
+        matrix.resolve("sm70-avx512", via=NIX)
 
 
 def test_wheel_coverage(pinned: Matrix) -> None:
     def by_wheel(name: str) -> tuple[bool, Fit, str]:
-        found = coverage(pinned.catalog, pinned.resolve(name).variant, Method.WHEEL)
+        found = coverage(pinned.catalog, pinned.resolve(name).variant, WHEEL)
         return found.available, found.fit, str(found.through)
 
     assert by_wheel("pytorch215-python313-cuda13_2-sm90-avx2") == (True, Fit.NATIVE, "sm_90")
@@ -211,7 +211,7 @@ def test_a_row_to_add_is_for_a_build_with_wheels(matrix: Matrix) -> None:
     wheels = next(
         verdict
         for verdict in found.verdicts
-        if any(covered.method is Method.WHEEL and covered.available for covered in verdict.methods)
+        if any(covered.method.name == WHEEL and covered.available for covered in verdict.methods)
     )
     cuda = f"{wheels.build[2:-1]}.{wheels.build[-1]}"
     assert f'release = "{wheels.release}"\n  cuda = "{cuda}"' in found.text
@@ -248,7 +248,7 @@ def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
 
 def test_the_cpu_wheel_does_not_claim_kernels_it_has_not(matrix: Matrix, catalog: Catalog) -> None:
     avx = matrix.resolve("cpu-avx").variant  # the official wheels have kernels for AVX2 and AVX-512, none for AVX
-    assert "uses it" not in coverage(catalog, avx, Method.WHEEL).text
+    assert "uses it" not in coverage(catalog, avx, WHEEL).text
 
 
 def test_an_impossible_row_of_the_user_is_refused(tmp_path: Path) -> None:

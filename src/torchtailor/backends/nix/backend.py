@@ -67,6 +67,9 @@ class NixBuildResult:
     seconds: float
     wheelhouses: tuple[Wheelhouse, ...] = ()
 
+    def document(self, unavailable: Unavailable) -> NixBuildDocument:
+        return document(NixBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
 
 class NixBuildDocument(Struct):
     """What a build with Nix gave."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -14,14 +16,16 @@ from typing import Protocol
 
 from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
 from torchtailor.documents import Seconds
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.nixerrors import NixFailure, explain
 from torchtailor.recipes.nixlog import NixLog, NixProgress
+from torchtailor.urls import redact
 
+_log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
 
 
@@ -54,7 +58,7 @@ def run_nix_job(
 ) -> NixOutput:
     """Run a job; the attempt is in the ledger, and a failure is explained."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
-    attempt = ledger.attempt(job.name, Method.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
+    attempt = ledger.attempt(job.name, NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:
         running.stage = "disk"
         check_disk(NEEDED_BYTES if needed is None else needed)
@@ -87,6 +91,7 @@ def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> Ni
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)
     began = time.monotonic()
+    _log.info("running %s in %s", redact(shlex.join(job.command)), job.folder)
     try:
         process = subprocess.Popen(
             ending_with_us(job.command),

@@ -150,6 +150,7 @@ class BuildAttempt:
     ledger: Ledger
     log: Log
     progress: SourceProgress
+    number: int = 1
     _estimate: Estimate | None = field(default=None, init=False)
     _beats: int = field(default=0, init=False)
 

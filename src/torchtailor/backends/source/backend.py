@@ -25,7 +25,7 @@ from torchtailor.backends.source.runner import (
 )
 from torchtailor.backends.source.tables import load_tables
 from torchtailor.catalog import Catalog
-from torchtailor.documents import Seconds
+from torchtailor.documents import Seconds, document
 from torchtailor.format import counted, human_seconds
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Variant
@@ -90,6 +90,9 @@ class SourceBuildResult:
     @property
     def wheelhouses(self) -> tuple[Wheelhouse, ...]:
         return tuple(wheelhouse for build in self.builds for wheelhouse in build.wheelhouses)
+
+    def document(self, unavailable: Unavailable) -> SourceBuildDocument:
+        return document(SourceBuildDocument, self, unavailable=unavailable_rows(unavailable))
 
 
 class SourceBuildDocument(Struct):

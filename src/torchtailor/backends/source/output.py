@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from torchtailor.backends.cutting import CutOptions, Cutter
 from torchtailor.backends.source.options import SourceRequest
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import SOURCE, Catalog
 from torchtailor.disk import hash_file
 from torchtailor.errors import BuildFailedError, CheckFailedError, NetworkError, NoMatchError
 from torchtailor.fetch.cache import Cache
@@ -150,7 +150,7 @@ class SourceOutput:
             "bundle": self.bundle,
             "warnings": self.warnings,
         }
-        return WheelhouseDescription.of(variant, Method.SOURCE, details, pytorch=self.tree.version)
+        return WheelhouseDescription.of(variant, SOURCE, details, pytorch=self.tree.version)
 
 
 def runs_here(variant: Variant) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from torchtailor.backends.source.tables import CostRow, Tables
-from torchtailor.catalog import Capability, Catalog, Method
+from torchtailor.catalog import SOURCE, Capability, Catalog
 from torchtailor.variants import Matrix, Variant, coverage
 
 
@@ -121,7 +121,7 @@ def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
         for other in Matrix(catalog).variants(variant.release_name, variant.python)
         if other.isa == variant.isa
         and other.build.label == variant.build.label
-        and coverage(catalog, other, Method.SOURCE).available
+        and coverage(catalog, other, SOURCE).available
     ]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from typing import IO
 from torchtailor.backends.launcher import ending_with_us
 from torchtailor.errors import EnvironmentProblem
 
+_log = logging.getLogger(__name__)
 _BEAT = 1.0
 _GRACE = 10.0
 _TAIL = 4000
@@ -73,6 +76,7 @@ def run(command: BuildCommand, log: Log, take: Callable[[str], None], beat: Call
         raise EnvironmentProblem(
             f"{command.line[0]} is not an executable program.", "Remove the folder env/ of --work; it is created again."
         )
+    _log.info("running %s in %s", shlex.join(command.line), command.folder)
     try:
         process = subprocess.Popen(
             ending_with_us((program, *command.line[1:])),

@@ -10,7 +10,7 @@ from typing import Protocol
 from torchtailor.backends.source.ninja import NinjaStatus, Timing
 from torchtailor.backends.source.tables import FileKind
 from torchtailor.backends.source.watch import RunningFile, Sample
-from torchtailor.catalog import Method
+from torchtailor.catalog import SOURCE
 from torchtailor.ledger.ledger import Attempt, Result
 
 # Of the configuration that the ledger keeps.
@@ -47,7 +47,7 @@ def learned_speed(attempts: Iterable[Attempt], compiler: str) -> float:
     speed = 1.0
     for attempt in attempts:
         value = attempt.configuration.get(SPEED_KEY)
-        measured = attempt.method is Method.SOURCE and attempt.result is not Result.RUNNING
+        measured = attempt.method == SOURCE and attempt.result is not Result.RUNNING
         if measured and attempt.configuration.get(COMPILER_KEY) == compiler and isinstance(value, int | float):
             speed = float(value) if value > 0 else speed
     return speed

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,7 +33,7 @@ from torchtailor.backends.source.progress import COMPILER_KEY, SourceProgress, l
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.toolchain import asked_compiler
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
-from torchtailor.catalog import Capability, Catalog, Dotted, Method
+from torchtailor.catalog import SOURCE, Capability, Catalog, Dotted
 from torchtailor.disk import existing_parent, locked
 from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.errors import EnvironmentProblem
@@ -41,6 +42,8 @@ from torchtailor.host.pythons import find_base_python
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.variants.variant import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ class SourceBuilder:
         with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
             if not self.options.resume:
                 space.start_over()
-            done = self._attempts(space, configuration)
+            done = self.attempts(space, configuration, self._finish)
         return SourceBuild(
             variant=request.variant.unique_name,
             wheel=done.bundle.wheel if done.bundle else done.compiled.wheel,
@@ -331,32 +334,30 @@ class SourceBuilder:
                 "Use a newer source; PyTorch 2.6 is the first that accepts 10.0 and above.",
             )
 
-    def _attempts(self, space: Workspace, configuration: Configuration) -> _Finished:
-        """Repeat with fewer jobs where memory ran out, and with known safe fixes as often as allowed."""
+    def attempts(self, space: Workspace, configuration: Configuration, work: Callable[[BuildAttempt], T]) -> T:
+        """Work on one attempt, and on the next with fewer jobs where memory ran out, or with a known safe fix as often
+        as allowed; each is in the ledger."""
         jobs: CompileJobs | None = None
         fixes = self.options.auto_fix
-        count = 0
         name = self.request.variant.unique_name
-        while True:
-            count += 1
+        options = {
+            "source": str(self.source),
+            "profile": self.options.profile,
+            "set": list(self.options.overrides),
+            "targets": list(space.targets),
+        }
+        for number in itertools.count(1):
             row = {"torch": space.tree.version, COMPILER_KEY: space.compiler, **configuration.columns}
-            options = {
-                "source": str(self.source),
-                "profile": self.options.profile,
-                "set": list(self.options.overrides),
-                "targets": list(space.targets),
-            }
             attempt: BuildAttempt | None = None
             try:
-                with self.ledger.attempt(name, Method.SOURCE, options=options, configuration=row) as running:
+                with self.ledger.attempt(name, SOURCE, options=options, configuration=row) as running:
                     path = self.folders.logs / f"{running.number:05d}-{name}.log"
                     running.log = str(path)
                     with Log(path) as log:
-                        attempt = BuildAttempt(space, configuration, jobs, running, self.ledger, log, self.progress)
-                        compiled = attempt.run()
-                        bundle = self.bundle(compiled, space, running, log)
-                        wheelhouses, warnings = self._wheelhouses(compiled, bundle, space.tree, configuration, running)
-                        return _Finished(compiled, bundle, wheelhouses, warnings, count, path)
+                        attempt = BuildAttempt(
+                            space, configuration, jobs, running, self.ledger, log, self.progress, number
+                        )
+                        return work(attempt)
             except BuildStoppedError as stopped:
                 assert attempt is not None
                 fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
@@ -370,6 +371,15 @@ class SourceBuilder:
                 fixes -= 1
                 configuration, jobs, changes = fixed
                 self.progress.stage(f"{stopped.message} Fixed with {changes}; building again")
+        raise AssertionError  # an attempt ends with a result or an error
+
+    def _finish(self, attempt: BuildAttempt) -> _Finished:
+        """Compile all, bundle and prove it."""
+        space = attempt.workspace
+        compiled = attempt.run()
+        bundle = self.bundle(compiled, space, attempt.running, attempt.log)
+        wheelhouses, warnings = self._wheelhouses(compiled, bundle, space.tree, attempt.configuration, attempt.running)
+        return _Finished(compiled, bundle, wheelhouses, warnings, attempt.number, attempt.log.path)
 
     def bundle(self, compiled: Compiled, space: Workspace, running: Running, log: Log) -> Bundle | None:
         """Put the libraries that it needs into the wheel; here, where they are what it was linked with."""

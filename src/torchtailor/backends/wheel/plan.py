@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.wheel.options import WheelOptions
-from torchtailor.catalog import Capability, Catalog, Fit, Method
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Capability, Catalog, Fit
 from torchtailor.disk import CACHE_VARIABLE, existing_parent
 from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError, UsageError
@@ -41,8 +41,8 @@ _MEMORY = 500_000_000
 _CARRIES_NVIDIA = frozenset({"triton"})
 _SPARE_DISK = 500_000_000
 _WITHOUT_GPU = (
-    "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code selects its "
-    "CPU kernels at run time."
+    "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code "
+    "selects its CPU kernels at run time."
 )
 
 
@@ -311,7 +311,7 @@ class Planner:
         target = Target(variant.python, variant.arch, self._options.glibc_version)
         choice, closure = self._resolve(variant, target, without_gpu=without_gpu)
         wheels = tuple(self._wheel(item, variant, without_gpu=without_gpu) for item in closure)
-        given = coverage(self._catalog, variant, Method.WHEEL)
+        given = coverage(self._catalog, variant, WHEEL)
         return VariantPlan(
             variant=variant,
             target=target,
@@ -380,12 +380,10 @@ class Planner:
 
     def _other_methods(self, variant: Variant, fit: Fit) -> Iterable[str]:
         """What only a build from source or with Nix gives, in a sentence each."""
-        others = [
-            method for method in (Method.SOURCE, Method.NIX) if coverage(self._catalog, variant, method).available
-        ]
+        others = [method for method in (SOURCE, NIX) if coverage(self._catalog, variant, method).available]
         if not others:
             return
-        methods = " or ".join(f"--via {method.value}" for method in others)
+        methods = " or ".join(f"--via {method}" for method in others)
         if variant.gpu is not None and fit is not Fit.NATIVE:
             yield f"Code compiled for {variant.gpu.sm.upper()} itself: {methods}."
         flags = " ".join(variant.isa.compile_flags)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from torchtailor.backends.base import UnavailableVariant
+from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.cutting import CutOptions, WheelCut
 from torchtailor.backends.jobs import (
-    CutWheel,
+    CutForGpus,
     FetchWheel,
     JobContext,
-    PackWheelhouse,
-    WheelToPack,
+    PackedWheel,
+    PackVariant,
     cut_all,
     fetch_all,
     pack,
@@ -25,9 +25,9 @@ from torchtailor.backends.jobs import (
 )
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
-from torchtailor.catalog import Method
+from torchtailor.catalog import WHEEL
 from torchtailor.disk import DamagedFileError, disk_errors
-from torchtailor.documents import Bytes, Seconds
+from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.fetch.download import Fetched
 from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
@@ -49,6 +49,9 @@ class WheelBuildResult:
     downloaded: int
     seconds: float
 
+    def document(self, unavailable: Unavailable) -> WheelBuildDocument:
+        return document(WheelBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
 
 class WheelBuildDocument(Struct):
     """What a build from official wheels gave."""
@@ -67,33 +70,34 @@ def fetch_jobs(plan: WheelPlan) -> list[FetchWheel]:
 Cuts = Mapping[str, WheelCut | None]  # that are done, by the keys of their jobs
 
 
-def cut_jobs(plan: WheelPlan, fetched: Mapping[str, Fetched], cuts: Cuts) -> Iterator[list[CutWheel]]:
+def cut_jobs(plan: WheelPlan, cuts: Cuts) -> Iterator[CutForGpus]:
     """For each wheel, the cuts for all GPUs that need it; those of torch are made when all others are done."""
     for of_torch in (False, True):
-        wanted: dict[tuple[str, CutOptions], dict[str, CutWheel]] = {}
+        wanted: dict[tuple[str, str, CutOptions], dict[str, None]] = {}
         for variant in plan.plans:
             for wheel in variant.wheels:
                 of_this = (wheel.name == "torch") is of_torch
-                if of_this and (job := _cut_job(variant, wheel, fetched, plan.options, cuts)):
-                    wanted.setdefault((wheel.file.url, job.options), {})[job.gpu] = job
-        for jobs in wanted.values():
-            yield list(jobs.values())
+                if of_this and (gpu := variant.cut_for) and (cut := cut_of(plan, variant, wheel, cuts)):
+                    wanted.setdefault((wheel.file.key, wheel.file.filename, cut), {})[gpu] = None
+        for (source, filename, options), gpus in wanted.items():
+            yield CutForGpus(source, filename, tuple(gpus), options)
 
 
-def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts) -> PackWheelhouse:
-    wheels = [
-        WheelToPack(
+def pack_of(plan: WheelPlan, variant: VariantPlan, cuts: Cuts | None = None) -> PackVariant:
+    """The job that packs one variant; of a split, after all cuts but torch's."""
+    wheels = tuple(
+        PackedWheel(
             filename=wheel.file.filename,
-            sha256=fetched[wheel.file.url].sha256,
             size=wheel.size,
+            source=wheel.file.key,
             url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
             required_by=wheel.required_by,
-            cut=_cut_job(variant, wheel, fetched, options, cuts),
+            cut=cut_of(plan, variant, wheel, cuts or {}),
             why=WHY_NOT_CUT.get(wheel.treatment, ""),
         )
         for wheel in variant.wheels
-    ]
-    return PackWheelhouse(describe_variant(variant, options), tuple(wheels))
+    )
+    return PackVariant(describe_variant(variant, plan.options), wheels)
 
 
 def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
@@ -107,31 +111,29 @@ def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseD
         f"{name}[{','.join(sorted((*extras, *packs)))}]" if extras or packs else name
         for name, extras in {"torch": (), **options.companion_extras}.items()
     )
-    return WheelhouseDescription.of(variant.variant, Method.WHEEL, details, build=variant.label, requested=requested)
+    return WheelhouseDescription.of(variant.variant, WHEEL, details, build=variant.label, requested=requested)
 
 
 WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia"}
 
 
-def _cut_job(
-    variant: VariantPlan, wheel: PlannedWheel, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts
-) -> CutWheel | None:
+def cut_of(plan: WheelPlan, variant: VariantPlan, wheel: PlannedWheel, cuts: Cuts) -> CutOptions | None:
+    """How a wheel of a variant is cut; None where it stays as it is."""
     gpu = variant.cut_for
     if wheel.treatment is not Treatment.CUT or gpu is None:
         return None
-    cut = options.cut_options_for(gpu)
+    cut = plan.options.cut_options_for(gpu)
     if cut.split and wheel.name == "torch":
-        cut = replace(cut, also=tuple(_with_packs(variant, fetched, options, cuts)))
-    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, gpu, cut)
+        cut = replace(cut, also=tuple(_with_packs(plan, variant, gpu, cuts)))
+    return cut
 
 
-def _with_packs(
-    variant: VariantPlan, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts
-) -> Iterator[str]:
+def _with_packs(plan: WheelPlan, variant: VariantPlan, gpu: str, cuts: Cuts) -> Iterator[str]:
     """The libraries of NVIDIA's that were split: the extras of torch bring their packs too."""
     for wheel in sorted(variant.wheels, key=lambda one: one.name):
-        job = _cut_job(variant, wheel, fetched, options, cuts) if wheel.name.startswith("nvidia-") else None
-        if job and (done := cuts.get(job.key)) and done.pack:
+        cut = cut_of(plan, variant, wheel, cuts) if wheel.name.startswith("nvidia-") else None
+        job = CutForGpus(wheel.file.key, wheel.file.filename, (gpu,), cut) if cut else None
+        if job and (done := cuts.get(job.key_for(gpu))) and done.pack:
             yield wheel.name
 
 
@@ -143,15 +145,15 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
         for variant in plan.plans:
             ended[variant.name] = attempts.enter_context(ExitStack())
             attempt = ledger.attempt(
-                variant.name, Method.WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
+                variant.name, WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
             )
             running[variant.name] = ended[variant.name].enter_context(attempt)
         work = _Run(plan, context, running)
         fetched = work.fetch()
-        work.cut(fetched)
+        work.cut()
         packed = []
         for variant in plan.plans:
-            job = pack_job(variant, fetched, plan.options, context.cuts)
+            job = pack_of(plan, variant, context.cuts)
             packed.append((variant, job, work.pack(variant, job)))
             ended[variant.name].close()  # done, even if the next one fails
         jobs = [(variant, job) for variant, job, _ in packed]
@@ -183,16 +185,17 @@ class _Run:
         self._measure(FETCH_KEY, sum(item.downloaded for item in fetched.values()), began)
         return fetched
 
-    def cut(self, fetched: Mapping[str, Fetched]) -> None:
+    def cut(self) -> None:
         self._stage("cut")
         began = time.monotonic()
         size = 0
-        for jobs in cut_jobs(self._plan, fetched, self._context.cuts):
-            stock = self._context.locate(jobs[0].sha256, jobs[0].filename).stat().st_size
-            size += sum(stock for cut in cut_all(jobs, self._context) if not cut.from_cache)
+        for job in cut_jobs(self._plan, self._context.cuts):
+            sha256 = self._context.digest(job.source, job.filename)
+            stock = self._context.locate(sha256, job.filename).stat().st_size
+            size += sum(stock for cut in cut_all(job, self._context) if not cut.from_cache)
         self._measure(CUT_KEY, size, began)
 
-    def pack(self, plan: VariantPlan, job: PackWheelhouse) -> Wheelhouse:
+    def pack(self, plan: VariantPlan, job: PackVariant) -> Wheelhouse:
         running = self._running[plan.name]
         running.stage = "wheelhouse"
         self._context.progress.stage(f"Writing {plan.name}")
@@ -211,7 +214,7 @@ class _Run:
                 running.configuration[key] = round(size / (time.monotonic() - began))
 
 
-def write_index_of(packed: Sequence[tuple[VariantPlan, PackWheelhouse]], context: JobContext) -> Path:
+def write_index_of(packed: Sequence[tuple[VariantPlan, PackVariant]], context: JobContext) -> Path:
     """Write the index of wheel variants of variants that were packed."""
     context.progress.stage("Writing the index of wheel variants")
     labelled = [(_label(variant), packed_entries(job, context)) for variant, job in packed]

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchtailor.errors import BadInputError
+from torchtailor.images.tarstream import BLOCK, HARD_LINK, SYMLINK, LayerMember, TarReader, is_header
 from torchtailor.images.transports.content import file_pieces, reading
-from torchtailor.trust import whole_number
 
-_BLOCK = 512
 _MEMBERS = 200_000  # a thousand times what real archives of images have
-_NAME_LIMIT = 1 << 20  # of a header that holds a long name
+_PIECE = 4 << 10  # headers only: what lies between them is not read
 _LINKS = 8
 _AGAIN = "Fetch or build the archive again."
-_CHECKSUM = slice(148, 156)
 _COMPRESSED = {
     b"\x1f\x8b": ("gzip", "zcat"),
     b"\x28\xb5\x2f\xfd": ("zstd", "zstdcat"),
@@ -96,57 +94,50 @@ def check_start(start: bytes, where: str) -> None:
             raise BadInputError(
                 f"{where} is compressed with {what} as a whole.", f"Unpack it into a pipe: {tool} FILE | ... :-"
             )
-    if len(start) < _BLOCK or not _sum_is_right(start[:_BLOCK]):
+    if not is_header(start[:BLOCK]):
         raise BadInputError(f"{where} is not a tar archive.", "Give what docker save or skopeo copy wrote.")
 
 
 def _read(file: BinaryIO, where: str) -> tuple[dict[str, TarMember], set[str]]:
-    descriptor = file.fileno()
-    end = os.fstat(descriptor).st_size
-    check_start(os.pread(descriptor, _BLOCK, 0), where)
+    start, end = os.pread(file.fileno(), BLOCK, 0), os.fstat(file.fileno()).st_size
+    check_start(start, where)
     members: dict[str, TarMember] = {}
     twice: set[str] = set()
-    extra: dict[str, str] = {}  # what headers before this one say of it
     position = 0
-    while position < end:
-        header = os.pread(descriptor, _BLOCK, position)
-        if header.count(0) == len(header):
-            break
-        if len(header) < _BLOCK or not _sum_is_right(header):
-            raise BadInputError(f"{where} is damaged at byte {position}: no tar header.", _AGAIN)
-        kind = header[156:157]
-        size: int | None = _number(header[124:136], where)
-        if "size" in extra:
-            size = whole_number(extra["size"])
-        data = position + _BLOCK
-        has_data = kind not in b"12345" or kind == b""
-        if size is None or size < 0 or (has_data and data + size > end):
-            raise BadInputError(f"{where} breaks off in the middle of a file.", _AGAIN)
-        position = data + (-(-size // _BLOCK) * _BLOCK if has_data else 0)
-        if kind in {b"L", b"K", b"x", b"g"}:
-            if size > _NAME_LIMIT:
-                raise BadInputError(f"{where} has a header of {size} bytes.", _AGAIN)
-            extra |= _extra(kind, os.pread(descriptor, size, data))
-            continue
-        name = _inside(extra.get("path") or _name(header), where)
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal position
+        while piece := os.pread(file.fileno(), _PIECE, position):
+            position += len(piece)
+            yield piece
+
+    def seek(size: int) -> bool:
+        nonlocal position
+        position += size
+        return position <= end
+
+    reader = TarReader(pieces(), where, seek)
+    for member in reader:
+        name = _inside(_text(member.name), where)
         if name in members:
             twice.add(name)
         if name:
-            members[name] = _made(kind, data, size, name, extra.get("linkpath") or _text(header[157:257]))
-        extra = {}
+            members[name] = _made(member, reader.offset, name)
         if len(members) > _MEMBERS:
             raise BadInputError(f"{where} has more than {_MEMBERS} members.", "No archive of an image has.")
     return members, twice
 
 
-def _made(kind: bytes, data: int, size: int, name: str, target: str) -> TarMember:
-    if kind in {b"0", b"\0", b"7"}:
-        return TarMember(_Kind.FILE, data, size)
-    if kind == b"1":
-        return TarMember(_Kind.LINK, data, 0, posixpath.normpath(target))
-    if kind == b"2":  # one that leads out of the archive names no member, and is found missing when it is used
-        return TarMember(_Kind.LINK, data, 0, posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
-    return TarMember(_Kind.OTHER, data, 0)
+def _made(member: LayerMember, offset: int, name: str) -> TarMember:
+    if member.is_file and not member.sparse:
+        return TarMember(_Kind.FILE, offset, member.size)
+    if member.kind == HARD_LINK:
+        return TarMember(_Kind.LINK, offset, 0, posixpath.normpath(_text(member.link)))
+    if member.kind == SYMLINK:
+        # one that leads out of the archive names no member, and is found missing when it is used
+        target = posixpath.join(posixpath.dirname(name), _text(member.link))
+        return TarMember(_Kind.LINK, offset, 0, posixpath.normpath(target))
+    return TarMember(_Kind.OTHER, offset, 0)
 
 
 def _inside(name: str, where: str) -> str:
@@ -156,50 +147,5 @@ def _inside(name: str, where: str) -> str:
     return "/".join(parts)
 
 
-def _extra(kind: bytes, data: bytes) -> dict[str, str]:
-    if kind == b"L":
-        return {"path": _text(data)}
-    if kind == b"K":
-        return {"linkpath": _text(data)}
-    return dict(_records(data)) if kind == b"x" else {}
-
-
-def _records(data: bytes) -> Iterator[tuple[str, str]]:
-    """The `length key=value` lines of a pax header that matter here."""
-    while data:
-        length = data.partition(b" ")[0]
-        if not length.isdigit() or len(length) > 8 or not 0 < int(length) <= len(data):
-            return
-        record, data = data[: int(length)], data[int(length) :]
-        key, _, value = record[len(length) + 1 :].removesuffix(b"\n").partition(b"=")
-        if key in {b"path", b"linkpath", b"size"}:
-            yield key.decode(), value.decode("utf-8", "surrogateescape")
-
-
-def _name(header: bytes) -> str:
-    name = _text(header[:100])
-    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
-    return f"{prefix}/{name}" if prefix else name
-
-
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def _number(field: bytes, where: str) -> int:
-    if field[0] & 0x80:
-        return int.from_bytes(bytes((field[0] & 0x7F,)) + field[1:], "big")
-    digits = field.strip(b" \0")
-    try:
-        return int(digits or b"0", 8)
-    except ValueError as error:
-        raise BadInputError(f"{where} is damaged: a size that is no number.", _AGAIN) from error
-
-
-def _sum_is_right(header: bytes) -> bool:
-    digits = header[_CHECKSUM].strip(b" \0")
-    expected = sum(header) - sum(header[_CHECKSUM]) + 8 * ord(" ")
-    try:
-        return int(digits, 8) == expected
-    except ValueError:
-        return False
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

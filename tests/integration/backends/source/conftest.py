@@ -17,7 +17,7 @@ from torchtailor.backends.source.folders import Folders
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.runner import SourceBuild, SourceBuilder
 from torchtailor.backends.source.tables import load_tables
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.catalog import SOURCE, Catalog, load_catalog
 from torchtailor.errors import NetworkError
 from torchtailor.host.pythons import find_base_python, running_python
 from torchtailor.ledger.ledger import Ledger
@@ -37,7 +37,7 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="session")
 def variant(catalog: Catalog) -> Variant:
-    return Matrix(catalog).resolve(f"cpu-{ISA}", via=Method.SOURCE, python=running_python()).variant
+    return Matrix(catalog).resolve(f"cpu-{ISA}", via=SOURCE, python=running_python()).variant
 
 
 @pytest.fixture(scope="session")

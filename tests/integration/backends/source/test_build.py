@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.backends.source.conftest import Build
 from torchtailor.backends.source.attempt import BuildStoppedError
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import SOURCE, Catalog
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Result
 from torchtailor.variants import Matrix, Variant
@@ -241,7 +241,7 @@ def test_an_architecture_that_is_not_known(
     from torchtailor.backends.source.configuration import Configuration
 
     monkeypatch.setattr(Configuration, "arch_list", "sm_121")
-    named = Matrix(catalog).resolve(f"sm90-{variant.isa.name}", via=Method.SOURCE, python=variant.python).variant
+    named = Matrix(catalog).resolve(f"sm90-{variant.isa.name}", via=SOURCE, python=variant.python).variant
     skipped = ("blas", "disk", "memory", "compiler", "cuda", "architecture", "cudnn", "nccl")
     with pytest.raises(BuildStoppedError, match="sm_121"):
         build(variant=named, skip_checks=skipped)

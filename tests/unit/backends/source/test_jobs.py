@@ -14,7 +14,7 @@ from torchtailor.backends.source.ninja import edges, read_log, read_status, writ
 from torchtailor.backends.source.progress import Estimate, learned_speed, measured_speed
 from torchtailor.backends.source.tables import FileKind, Tables, load_tables
 from torchtailor.backends.source.watch import RunningFile, Sample, sample
-from torchtailor.catalog import Method
+from torchtailor.catalog import SOURCE
 from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger
 
@@ -215,7 +215,7 @@ def test_speed_is_learnt_from_enough_files(tables: Tables) -> None:
 def test_the_speed_of_another_compiler_says_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     for row in ({"compiler": "gcc 14.2.0", "seconds_per_weight": 2.5}, {"compiler": "gcc 14.2.0"}):
-        with ledger.attempt("cpu-avx2", Method.SOURCE, options={}, configuration=row):
+        with ledger.attempt("cpu-avx2", SOURCE, options={}, configuration=row):
             pass
     assert learned_speed(ledger.attempts(), "gcc 14.2.0") == 2.5
     assert learned_speed(ledger.attempts(), "clang 19.1.7") == 1.0

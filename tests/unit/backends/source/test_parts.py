@@ -24,7 +24,7 @@ from torchtailor.backends.source.runner import local_version, of_tree
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.toolchain import Cuda, HostCompiler, host_compilers
 from torchtailor.backends.source.tree import SourceOrigin, TorchSource, fetch, knows_gpu, remote_commit
-from torchtailor.catalog import Capability, Catalog, Dotted, Method
+from torchtailor.catalog import SOURCE, Capability, Catalog, Dotted
 from torchtailor.errors import BadInputError, NetworkError, NoMatchError, UsageError
 from torchtailor.host.probe import CommandOutcome, CommandResult
 from torchtailor.ledger.history import switch_columns
@@ -340,7 +340,7 @@ def attempt(number: int, **configuration: object) -> Attempt:
     started = datetime(2026, 11, 15, tzinfo=UTC)
     options = {"set": ["USE_NUMPY=0"]} if number == 2 else {}
     return Attempt(
-        number, "v", Method.SOURCE, options, configuration, "h", started, 60.0, Result.FAILED, "E", "e", "f", "compile",
+        number, "v", SOURCE, options, configuration, "h", started, 60.0, Result.FAILED, "E", "e", "f", "compile",
         None, None, percent=92.0,
     )  # fmt: skip
 
@@ -372,7 +372,7 @@ def test_a_ledger_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     connection.close()
     ledger = Ledger(path)
     assert [(item.variant, item.log, item.percent) for item in ledger.attempts()] == [("v", "", None)]
-    with ledger.attempt("w", Method.SOURCE) as running:
+    with ledger.attempt("w", SOURCE) as running:
         running.log, running.percent, running.failure = "/l", 12.5, "disk-full"
     last = ledger.attempts()[-1]
     assert (last.log, last.percent, last.failure) == ("/l", 12.5, "disk-full")

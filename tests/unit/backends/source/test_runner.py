@@ -15,6 +15,7 @@ import pytest
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.backends.source import tree
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
+from torchtailor.backends.source.jobs import CompileJobs
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.preflight import CHECKS
 from torchtailor.backends.source.runner import SourceBuilder
@@ -74,13 +75,28 @@ def test_the_manifest_has_the_configuration_that_was_built(
         return Compiled(wheel, 1, 0, None)
 
     monkeypatch.setattr(BuildAttempt, "run", attempt)
-    done = builder._attempts(workspace, builder.configuration(tables.blas_for("x86_64")[0]))
+    done = builder.attempts(workspace, builder.configuration(tables.blas_for("x86_64")[0]), builder._finish)
     manifest = json.loads((done.wheelhouses[0].path / "manifest.json").read_bytes())
     assert done.attempts == 2
     assert manifest["configuration"]["BLAS"] == "MKL"
     assert [switches.get("USE_XNNPACK") for switches in attempts] == [attempts[0].get("USE_XNNPACK"), "0"]
     assert attempts[0].get("USE_XNNPACK") != "0"
     assert manifest["configuration"]["USE_XNNPACK"] == "0"
+
+
+def test_an_attempt_that_ran_out_of_memory_is_repeated_with_fewer_jobs_and_failed_in_the_ledger(
+    builder: SourceBuilder, workspace: Workspace
+) -> None:
+    """Also that of a farm's worker, whose ledger called it done."""
+
+    def work(attempt: BuildAttempt) -> tuple[int, int]:
+        attempt.jobs = attempt.jobs or CompileJobs(4, 1, "")
+        if attempt.jobs.total > 1:
+            raise BuildStoppedError("compile", -9, diagnose(io.BytesIO(b"")), attempt.log.path, 10.0)
+        return attempt.number, attempt.jobs.total
+
+    assert builder.attempts(workspace, builder.configuration(), work) == (3, 1)
+    assert sorted(row.result.value for row in builder.ledger.attempts()) == ["done", "failed", "failed"]
 
 
 def test_a_build_without_python_stops_also_where_its_check_is_skipped(

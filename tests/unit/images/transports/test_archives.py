@@ -255,7 +255,7 @@ def test_an_archive_on_standard_input_is_read_where_it_lies(tmp_path: Path, monk
         (b"", "not a tar archive"),
         (b"Error: no such image\n", "not a tar archive"),
         (gzip.compress(tar_of(old_docker())), "compressed with gzip"),
-        (tar_of(old_docker())[:30_000], "breaks off"),
+        (tar_of(old_docker())[:30_000], "ends in the middle"),
     ],
 )
 def test_pipes_that_bring_something_else(pipe: Any, data: bytes, says: str) -> None:
@@ -548,7 +548,7 @@ def test_headers_that_claim_gigabytes(tmp_path: Path) -> None:
         entry.type, entry.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
         file.write(entry.tobuf(tarfile.GNU_FORMAT))
         file.truncate((1 << 30) + 4096)
-    with pytest.raises(BadInputError, match="header of"):
+    with pytest.raises(BadInputError, match="bytes of headers"):
         open_source(f"oci-archive:{path}").root()
 
 
@@ -558,7 +558,7 @@ def test_sizes_that_are_no_numbers(tmp_path: Path, size: str) -> None:
     entry.pax_headers = {"size": size}
     path = tmp_path / "x.tar"
     path.write_bytes(entry.tobuf(tarfile.PAX_FORMAT) + tar_of(GOOD))
-    with pytest.raises(BadInputError, match="breaks off"):
+    with pytest.raises(BadInputError, match="the size"):
         open_source(f"docker-archive:{path}").root()
 
 

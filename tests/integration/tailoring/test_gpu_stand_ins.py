@@ -1,0 +1,74 @@
+"""A package whose libraries were linked with NVIDIA's loads without them after `--gpu none`."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fetch.packages import Package
+from torchtailor.tailoring.run import tailor
+
+CUBLAS = "int cublasCreate(void) { return 0; }\nint cublasTable[4] = {1, 2, 3, 4};\n"
+NCCL = "int ncclInit(void) { return 0; }\n"
+ASKING = """
+extern int cublasCreate(void), ncclInit(void), cublasTable[4];
+int create(void) { return cublasCreate(); }
+int init(void) { return ncclInit(); }
+int *table(void) { return cublasTable; }
+"""
+LOADS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+assert (library.create(), library.create(), library.init()) == (1, 1, 1)
+library.table.restype = ctypes.POINTER(ctypes.c_int)
+assert library.table()[3] == 0
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler (cc) is installed")
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    (folder / "map").write_text("libcublas.so.13 { global: *; };\n")
+    for name, source, flags in [
+        ("libcublas.so.13", CUBLAS, ["-Wl,--version-script=map"]),
+        ("libnccl.so.2", NCCL, []),
+        ("libasking.so", ASKING, ["libcublas.so.13", "libnccl.so.2", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN"]),
+    ]:
+        (folder / f"{name}.c").write_text(source)
+        line = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, f"{name}.c", *flags]
+        subprocess.run(line, cwd=folder, check=True)
+    files = {"asking/__init__.py": b"", "asking/libasking.so": (folder / "libasking.so").read_bytes()}
+    tag = f"py3-none-linux_{platform.machine()}"
+    package = Package("asking", "1.0", ("nvidia-cublas==13.0", "nvidia-nccl-cu13"), tag, files=files)
+    path = tmp_path / package.filename
+    path.write_bytes(package.wheel())
+    return path
+
+
+def loaded(library: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", LOADS, library], capture_output=True, text=True, check=False)
+
+
+def test_it_loads_and_says_what_is_not_there(wheel: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(wheel, tmp_path / "stock", "zip")
+    assert "libcublas.so.13: cannot open shared object file" in loaded(tmp_path / "stock/asking/libasking.so").stderr
+    (result,) = tailor(wheel, gpus="none", output=tmp_path / "out")
+    assert result.output is not None
+    assert {one.path: one.symbols for one in result.stand_ins} == {
+        "asking/libcublas.so.13": 2,
+        "asking/libnccl.so.2": 1,
+    }
+    shutil.unpack_archive(result.output, tmp_path / "cut", "zip")
+    done = loaded(tmp_path / "cut/asking/libasking.so")
+    sentence = "torchtailor: asking was cut for machines without a GPU (--gpu none): {} is not there.\n"
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == sentence.format("libcublas.so.13") + sentence.format("libnccl.so.2")
