@@ -157,7 +157,8 @@ def test_two_workers_survive_what_is_killed_and_give_the_same_bytes(
     assert tree(tmp_path / "dist") == wanted
     assert result["failed"] == []
     ran = [str(job["label"]) for job in result["jobs"]]  # type: ignore[attr-defined]
-    assert 0 < len(ran) <= sum(first.events[0]["standing"].values()) - done  # type: ignore[attr-defined]
+    begun = next(event for event in first.events if "standing" in event)  # a warning may come before it
+    assert 0 < len(ran) <= sum(begun["standing"].values()) - done  # type: ignore[attr-defined]
     assert set(downloads(shell).values()) <= {1, 2}  # again only what a killed worker had begun
 
 

@@ -60,7 +60,7 @@ def loaded(library: Path) -> subprocess.CompletedProcess[str]:
 
 def test_it_loads_and_says_what_is_not_there(wheel: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(wheel, tmp_path / "stock", "zip")
-    assert "libcublas.so.13: cannot open shared object file" in loaded(tmp_path / "stock/asking/libasking.so").stderr
+    assert "libcublas.so.13" in loaded(tmp_path / "stock/asking/libasking.so").stderr
     (result,) = tailor(wheel, gpus="none", output=tmp_path / "out")
     assert result.output is not None
     assert {one.path: one.symbols for one in result.stand_ins} == {

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.plan import MatrixPlan, MatrixPlanDocument, plan_matrix
 from torchtailor.backends.source.runner import (
@@ -28,6 +27,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.documents import Seconds, document
 from torchtailor.format import counted, human_seconds
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -119,7 +119,7 @@ class SourceBackend:
         builders = tuple(SourceBuilder(self._catalog, request, ledger=self._ledger) for request in requests)
         return SourcePlan(matrix, builders, out)
 
-    def run(self, plan: SourcePlan, progress: BuildProgress) -> SourceBuildResult:
+    def run(self, plan: SourcePlan, progress: Progress) -> SourceBuildResult:
         began = time.monotonic()
         builds = []
         for builder in plan.builders:
