@@ -220,11 +220,23 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
         with path.open("rb", buffering=0) as opened:
             check_intact(path, sha256, opened.fileno())
         return
-    status = os.fstat(descriptor)
-    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    identity = _identity(descriptor)
     if not _intact.has(identity, sha256):
         _check_hash(descriptor, path, sha256)
         _intact.add(identity, sha256)
+
+
+def hash_intact(path: Path) -> str:
+    """The hash of a file that nobody changes from now on: `check_intact` does not read it again."""
+    with path.open("rb", buffering=0) as opened:
+        digest = hash_file(opened.fileno())
+        _intact.add(_identity(opened.fileno()), digest)
+    return digest
+
+
+def _identity(descriptor: int) -> tuple[int, ...]:
+    status = os.fstat(descriptor)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_intact(path: Path, sha256: str) -> bool:

@@ -287,7 +287,7 @@ class RemoteStore:
         self._s3 = urlsplit(url).scheme in _S3  # it has no folders to make
         options = {"config_kwargs": _S3_PATIENCE} if self._s3 else {}
         try:
-            self._system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+            self._system, root = fsspec.core.url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
             raise UsageError(
                 f"{option} {self.shown} cannot be written to: {_reason(error)}.", "Install the fsspec plug-in it names."
@@ -390,6 +390,8 @@ class RemoteStore:
 
         def explained() -> T | None:
             try:
+                if what == "read":
+                    self._system.invalidate_cache()  # others write there too
                 return work()
             except TorchtailorError:
                 raise

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog, Method
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -75,7 +75,7 @@ class Backend(Protocol[PlanT]):
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> PlanT:
         """Plan the variants; downloads metadata at most, and writes nothing below `out`."""
 
-    def run(self, plan: PlanT, progress: BuildProgress) -> BuildResult:
+    def run(self, plan: PlanT, progress: Progress) -> BuildResult:
         """Carry a plan out; every attempt is in the ledger, and output is in its place only when it is whole."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices, wants_no_gpu
 from torchtailor.backends.choose import VariantChoice, choose
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import WHEEL, Catalog, load_catalog
 from torchtailor.errors import UsageError
@@ -17,6 +16,7 @@ from torchtailor.host.cpu import detect_cpu
 from torchtailor.host.probe import LiveProbe
 from torchtailor.host.pythons import python_of_environment
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.wheelhouse.install import (
     TorchInstallation,
     check_environment,
@@ -47,7 +47,7 @@ class PlannedInstall:
         assert isinstance(plan, dict)
         return plan | {"environment": str(self.environment)}
 
-    def run(self, progress: BuildProgress | None = None) -> InstallResult:
+    def run(self, progress: Progress | None = None) -> InstallResult:
         """Build, create the environment if needed, install, and test the import; refuses before it builds."""
         (variant,) = self.build.plan.variants
         check_environment(self.environment, Target(variant.python, variant.arch))
@@ -64,7 +64,7 @@ def install(
     release: str | None = None,
     python: str | None = None,
     out: Path | str = "dist",
-    progress: BuildProgress | None = None,
+    progress: Progress | None = None,
     catalog: Catalog | None = None,
     ledger: Ledger | None = None,
     **changes: Any,

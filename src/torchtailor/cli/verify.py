@@ -11,6 +11,7 @@ import typer
 
 from torchtailor.cli import _options
 from torchtailor.errors import EnvironmentProblem, ExitCode
+from torchtailor.progress import Progress
 
 if TYPE_CHECKING:
     from torchtailor.verification import Check, VerifyReport
@@ -104,7 +105,7 @@ def command(
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
 
 
-class _VerifyBar:
+class _VerifyBar(Progress):
     """A bar while libraries are read, then lines, on stderr: for whoever watches, or asked for lines."""
 
     def __init__(self, *, plain: bool) -> None:

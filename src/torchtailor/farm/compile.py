@@ -37,9 +37,9 @@ from torchtailor.farm.jobs import (
     gives_of,
     needs_of,
 )
-from torchtailor.farm.progress import ToldProgress
 from torchtailor.farm.shards import compiled_files, of_part, shards
 from torchtailor.farm.store import FarmFile, FarmStore, JobRecord
+from torchtailor.farm.told import ToldProgress
 from torchtailor.fetch.cache import Cache
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Matrix

@@ -21,7 +21,7 @@ from torchtailor.disk import copy_attributes, disk_errors, give_to, hash_file, s
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
@@ -106,7 +106,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
     """Cut the libraries of all distributions of a site-packages folder in place."""
     stripped = _Stripped(everywhere=bool(options.strip))
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     if options.dry_run:
         plan = _Plan.of(site, options)
         jobs, skipped = _jobs(plan, site / STATE_FOLDER, options)

@@ -16,7 +16,7 @@ from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import copy_attributes, disk_errors, give_to, sync_folder
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.host.pythons import find_uv
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.tailoring.delta import rebuild
 from torchtailor.tailoring.environment import environment_sites, link_again
 from torchtailor.tailoring.journal import STATE_FOLDER, Change, FileState, Journal, reconcile
@@ -49,7 +49,7 @@ def restore(
 
 def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:
     """Restore every file whose removed bytes were kept."""
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     if not (site / STATE_FOLDER).is_dir() and not (site / STATE_FOLDER).is_symlink():
         return RestoreResult(site, (), 0, (), ())
     with (

@@ -22,7 +22,7 @@ from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
 from torchtailor.processes import run_all, tidying_up
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
@@ -289,7 +289,7 @@ def _tailor_tasks(
     wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
     done: dict[TailorTask, TailorResult | TailorFailure] = {}
     if len(wheels) > 1 and options.workers > 1:
-        done.update(_tailor_wheels(wheels, options, progress or NoProgress()))
+        done.update(_tailor_wheels(wheels, options, progress or Progress()))
     for task in tasks:
         yield done.get(task) or _tailor_one(task, options, progress)
 

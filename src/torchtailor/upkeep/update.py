@@ -13,7 +13,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.disk import cache_folder
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.finder import Finder
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.upkeep.facts import read_facts
 from torchtailor.upkeep.news import News, ReadBuild, describe, new_lines
 from torchtailor.upkeep.remote import open_listed
@@ -69,7 +69,7 @@ def find_updates(
 ) -> CatalogUpdate:
     """Compare the indexes with the catalog; with `measured`, also read the libraries of new wheels."""
     start, day = clock(), (today or date.today()).isoformat()
-    measuring = _measuring(scratch or cache_folder(), progress or NoProgress()) if measured else None
+    measuring = _measuring(scratch or cache_folder(), progress or Progress()) if measured else None
     listed = survey(finder, catalog)
     reader = _Reader(finder, measuring)
     maker = RowMaker(catalog, day)

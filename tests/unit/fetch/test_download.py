@@ -53,6 +53,18 @@ def assert_nothing_wrong(cache: Cache) -> None:
         assert path.parent.name == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_what_was_just_downloaded_and_checked_is_not_read_again(
+    file: WheelFile, fetch: Callable[..., Fetched], cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fetch(file)
+    with monkeypatch.context() as patch:
+        patch.setattr("torchtailor.disk.hash_file", pytest.fail)
+        assert cache.find(first.sha256, file.filename) == first.path
+    first.path.chmod(0o644)
+    first.path.write_bytes(DATA[:-1] + b"x")
+    assert cache.find(first.sha256, file.filename) is None and not first.path.exists()
+
+
 def test_plain_download_is_whole_read_only_and_happens_once(
     file: WheelFile, fetch: Callable[..., Fetched], site: Site
 ) -> None:

@@ -12,10 +12,10 @@ from torchtailor.backends.base import Unavailable, unavailable_json
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.nix.job import NixJob, plan_nix
 from torchtailor.backends.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog
 from torchtailor.format import counted, human_bytes
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
@@ -77,7 +77,7 @@ class NixBackend:
         variants = tuple(choice.variant for choice in choices)
         return NixPlan(variants, tuple(self._job(variant, out, write=False) for variant in variants), out)
 
-    def run(self, plan: NixPlan, progress: BuildProgress) -> NixBuildResult:
+    def run(self, plan: NixPlan, progress: Progress) -> NixBuildResult:
         began = time.monotonic()
         outputs = []
         for variant in plan.variants:

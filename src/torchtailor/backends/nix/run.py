@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
@@ -20,18 +19,13 @@ from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
+from torchtailor.progress import Progress
 from torchtailor.recipes.nixerrors import NixFailure, explain
-from torchtailor.recipes.nixlog import NixLog, NixProgress
+from torchtailor.recipes.nixlog import NixLog
 from torchtailor.urls import redact
 
 _log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
-
-
-class NixBuildProgress(Protocol):
-    """Receives the progress of a build with Nix."""
-
-    def nix_progress(self, progress: NixProgress) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class NixOutput:
 def run_nix_job(
     job: NixJob,
     *,
-    progress: NixBuildProgress | None = None,
+    progress: Progress | None = None,
     ledger: Ledger | None = None,
     release: str = "",
     needed: int | None = None,
@@ -96,7 +90,7 @@ def check_disk(needed: int) -> None:
             )
 
 
-def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> NixOutput:
+def _run(job: NixJob, progress: Progress | None, running: Running) -> NixOutput:
     job.logs.mkdir(parents=True, exist_ok=True)
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)

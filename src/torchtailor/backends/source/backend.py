@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from torchtailor.backends.base import Unavailable, unavailable_json
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.plan import MatrixPlan, plan_matrix
 from torchtailor.backends.source.runner import PlannedSourceBuild, SourceBuild, SourceBuilder
@@ -19,6 +18,7 @@ from torchtailor.backends.source.tables import load_tables
 from torchtailor.catalog import Catalog
 from torchtailor.format import counted, human_seconds
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -96,7 +96,7 @@ class SourceBackend:
         builders = tuple(SourceBuilder(self._catalog, request, ledger=self._ledger) for request in requests)
         return SourcePlan(matrix, builders, out)
 
-    def run(self, plan: SourcePlan, progress: BuildProgress) -> SourceBuildResult:
+    def run(self, plan: SourcePlan, progress: Progress) -> SourceBuildResult:
         began = time.monotonic()
         builds = []
         for builder in plan.builders:

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 
-from torchtailor.backends.progress import NoBuildProgress
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.backends.source.buildenv import make_environment, make_tools, process_environment
 from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
@@ -22,13 +21,13 @@ from torchtailor.backends.source.bundling.tables import load_bundle_tables
 from torchtailor.backends.source.ccache import Hits, ccache_environment, remote_storage
 from torchtailor.backends.source.configuration import Configuration, configure, misspelt
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
+from torchtailor.backends.source.estimate import COMPILER_KEY, learned_speed
 from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.jobs import CompileJobs
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck, check_names
 from torchtailor.backends.source.process import Log
-from torchtailor.backends.source.progress import COMPILER_KEY, SourceProgress, learned_speed
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.toolchain import asked_compiler
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
@@ -38,6 +37,7 @@ from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
 from torchtailor.ledger.ledger import Ledger, Running
+from torchtailor.progress import Progress
 from torchtailor.variants.variant import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -134,7 +134,7 @@ class SourceBuilder:
         self.catalog = catalog
         self.probe = probe or LiveProbe()
         self.ledger = ledger or Ledger()
-        self.progress: SourceProgress = NoBuildProgress()
+        self.progress: Progress = Progress()
         self.tables = tables or load_tables()
         self.options = request.options
         check_names(self.options.skip_checks)
@@ -205,7 +205,7 @@ class SourceBuilder:
             return replace(seen, checks=tuple(check for check in seen.checks if check.name not in later))
         return seen
 
-    def build(self, progress: SourceProgress | None = None) -> SourceBuild:
+    def build(self, progress: Progress | None = None) -> SourceBuild:
         """Build it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
         began = time.monotonic()
         self.progress = progress or self.progress

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torchtailor.backends.base import Unavailable
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -53,7 +53,7 @@ class ToyBackend:
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> ToyPlan:
         return ToyPlan(tuple(choice.variant for choice in choices), out)
 
-    def run(self, plan: ToyPlan, progress: BuildProgress) -> ToyResult:
+    def run(self, plan: ToyPlan, progress: Progress) -> ToyResult:
         plan.out.mkdir(parents=True, exist_ok=True)
         for variant in plan.variants:
             with self._ledger.attempt(variant.unique_name, "toy"):
