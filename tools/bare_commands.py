@@ -78,9 +78,8 @@ SITUATIONS = (
     ),
     Situation(
         "a read-only home",
-        "Set TORCHTAILOR_CACHE to a folder you can write to.",
+        "import and matmul test passed",
         'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME"',
-        "make build && exit 1; TORCHTAILOR_CACHE=/tmp/cache TORCHTAILOR_STATE=/tmp/state make build",
         succeeds=True,
         clone=f"/srv/{CLONE}",
     ),

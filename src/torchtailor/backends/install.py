@@ -6,10 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices, wants_no_gpu
 from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.backends.wheel.plan import WheelPlanDocument
 from torchtailor.catalog import WHEEL, Catalog, load_catalog
+from torchtailor.documents import document
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import Target
 from torchtailor.host.cpu import detect_cpu
@@ -24,7 +28,20 @@ from torchtailor.wheelhouse.install import (
     install_wheelhouse,
     make_environment,
 )
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
+
+
+class InstallPlanDocument(WheelPlanDocument, kw_only=True):
+    """What is built for an environment, and what that needs."""
+
+    environment: Path
+
+
+class InstallDocument(Struct):
+    """What was built, and where it was installed."""
+
+    wheelhouse: WheelhouseDocument
+    installed: TorchInstallation
 
 
 @dataclass(frozen=True)
@@ -42,10 +59,9 @@ class PlannedInstall:
     build: PlannedBuild
     environment: Path
 
-    def to_json(self) -> dict[str, object]:
-        plan = self.build.plan.to_json()
-        assert isinstance(plan, dict)
-        return plan | {"environment": str(self.environment)}
+    @property
+    def document(self) -> InstallPlanDocument:
+        return document(InstallPlanDocument, self.build.plan.document, environment=self.environment)
 
     def run(self, progress: Progress | None = None) -> InstallResult:
         """Build, create the environment if needed, install, and test the import; refuses before it builds."""

@@ -65,7 +65,7 @@ def command(
     from torchtailor.disk import check_output
     from torchtailor.ui import print_json
     from torchtailor.verification import Level, verify
-    from torchtailor.verification.output import as_json, write_junit
+    from torchtailor.verification.output import as_document, write_junit
 
     for place in filter(None, (junit, report)):
         check_output(place)
@@ -86,7 +86,7 @@ def command(
             progress=shown,
         )
     if json:
-        print_json("verify", as_json(result))
+        print_json("verify", as_document(result))
     else:
         _print(result)
     if plot:

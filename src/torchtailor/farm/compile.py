@@ -120,8 +120,8 @@ def link_source(job: LinkSource, bench: CompileBench) -> JobRecord:
         facts = {
             "version": site.space.tree.version,
             "identity": site.space.tree.identity,
-            "configuration": site.configuration.to_json(),
-            "bundle": bundle.to_json() if bundle else None,
+            "configuration": site.configuration.columns,
+            "bundle": bundle.manifest if bundle else None,
             "peak_memory": compiled.peak_memory,
             **_hits(compiled),
         }

@@ -10,6 +10,7 @@ from functools import cached_property
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.libraries import is_shared_name
 from torchtailor.artifact.sites import installed_path
+from torchtailor.documents import plain
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted, printable
 from torchtailor.gpucode.files import CodeFile
@@ -17,7 +18,7 @@ from torchtailor.images.filesystem import Content, LayerFile
 from torchtailor.images.survey import ImageSurvey, PackageText
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
-from torchtailor.tailoring.manifest import dropped_json, environment_manifest, library_json
+from torchtailor.tailoring.manifest import environment_manifest, library_json
 from torchtailor.tailoring.tree import FileState, Gone, changed_rows
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
@@ -141,7 +142,7 @@ class Packages:
             if record is None or not changes:
                 continue
             libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
-            dropped = [{**dropped_json(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
+            dropped = [{**plain(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
             said = b""
             if package := self.survey.package(text.dist_info):
                 said = environment_manifest(options.document, package.name, package.version, libraries, dropped)

@@ -10,6 +10,7 @@ from pathlib import Path
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.installed import InstalledDistribution
 from torchtailor.disk import copy_attributes, give_to, hash_file, sync_folder, write_atomically
+from torchtailor.documents import plain
 from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
@@ -18,7 +19,7 @@ from torchtailor.tailoring.delta import write_whole
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, removed_name, stamp_of
 from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
 from torchtailor.tailoring.left_out import read_chunks, stand_ins
-from torchtailor.tailoring.manifest import dropped_json, library_json
+from torchtailor.tailoring.manifest import library_json
 from torchtailor.tailoring.packs import folder_name, pack_folder, put_hook
 from torchtailor.tailoring.tree import FileState, Gone
 from torchtailor.trust import inside
@@ -111,7 +112,7 @@ class InPlace:
                 removed=removed,
                 options=self.document,
                 library=None,
-                dropped=dropped_json(file),
+                dropped=plain(file),
                 mode=path.stat().st_mode & 0o7777,
                 record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
                 added=_stub_rows(name, stubs.get(name)),

@@ -9,8 +9,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import copy_attributes, disk_errors, give_to, sync_folder
@@ -36,10 +38,18 @@ class RestoreResult:
     """What was restored, and what has to be reinstalled because what was removed was not kept."""
 
     site: Path
-    libraries: tuple[str, ...]  # and other files
-    size: int  # bytes of the restored files
+    libraries: Annotated[tuple[str, ...], Meta(description="and other files")]
+    size: Annotated[int, Meta(description="bytes of the restored files")]
     to_reinstall: tuple[str, ...]  # `torch==2.10.0`
-    commands: tuple[str, ...]
+    commands: Annotated[tuple[str, ...], Meta(description="what reinstalls packages whose removed code was not kept")]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored in an environment, or in a dry run would be."""
+
+    dry_run: bool
+    environments: tuple[RestoreResult, ...]
 
 
 def restore(

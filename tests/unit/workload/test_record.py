@@ -162,7 +162,7 @@ def test_programs_that_a_program_starts_are_opened(tmp_path: Path) -> None:
     names = ["tool/bin/true"]
     if compiler := shutil.which("cc"):
         (tmp_path / "a.c").write_text("int main(void) { return 0; }\n")
-        line = [compiler, "-static", "-o", folder / "static", tmp_path / "a.c"]
+        line = [compiler, "-static", "-o", str(folder / "static"), str(tmp_path / "a.c")]
         names += [] if subprocess.run(line, capture_output=True, check=False).returncode else ["tool/bin/static"]
     script = "import os, subprocess, sys\nfor one in sys.argv[1:]:\n    subprocess.run([one], check=True)\n"
     script += "    os.waitpid(os.posix_spawn(one, [one], os.environ), 0)\nos.execv(sys.argv[1], sys.argv[1:2])\n"

@@ -17,6 +17,7 @@ from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
+from torchtailor.documents import Seconds
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.progress import Progress
@@ -36,20 +37,9 @@ class NixOutput:
     link: Path
     store_path: Path
     logs: Mapping[str, Path]
-    seconds: float
+    seconds: Seconds
     tool: str
     output_bytes: int
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "link": str(self.link),
-            "store_path": str(self.store_path),
-            "logs": {name: str(path) for name, path in self.logs.items()},
-            "seconds": round(self.seconds, 2),
-            "tool": self.tool,
-            "output_bytes": self.output_bytes,
-        }
 
 
 def run_nix_job(
@@ -133,7 +123,7 @@ def _run(job: NixJob, progress: Progress | None, running: Running) -> NixOutput:
         )
     store_path = job.link.resolve()
     return NixOutput(
-        job.name, job.link, store_path, dict(log.logs), time.monotonic() - began, job.tool, _size(store_path)
+        job.name, job.link, store_path, dict(log.logs), round(time.monotonic() - began, 2), job.tool, _size(store_path)
     )
 
 
