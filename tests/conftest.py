@@ -127,16 +127,16 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 
     printing = ui.print_json
 
-    def checked(name: str, value: Any) -> None:
+    def checked(name: str, result: object, **more: object) -> None:
         import json
 
         import jsonschema
 
-        from torchtailor.cli._documents import json_schema
+        from torchtailor.ui.documents import json_schema
 
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            printing(name, value)
+            printing(name, result, **more)
         if name != "build-toy":  # whose method says itself what its documents have
             jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
         sys.stdout.write(text.getvalue())

@@ -57,7 +57,7 @@ class Situation:
     prepare: str = ""  # a script, run by root in the system; HOME is the user's
     command: str = "make build"
     succeeds: bool = False
-    seconds: float = 60
+    seconds: float = 900  # at most; a machine may be busy
     suite: str = "trixie"
     namespaces: str = ""
     clone: str = f"{HOMES['user']}/{CLONE}"
@@ -75,15 +75,12 @@ SITUATIONS = (
         "MB of disk for its cache, and ",
         'cache="$HOME/.cache/torchtailor" && runuser -u user -- mkdir -p "$cache"\n'
         'mount -t tmpfs -o size=50m,mode=777 disk "$cache"',
-        seconds=180,
     ),
     Situation(
         "a read-only home",
-        "Set TORCHTAILOR_CACHE to a folder you can write to.",
+        "import and matmul test passed",
         'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME"',
-        "make build && exit 1; TORCHTAILOR_CACHE=/tmp/cache make build",
         succeeds=True,
-        seconds=300,
         clone=f"/srv/{CLONE}",
     ),
     Situation(
@@ -92,7 +89,6 @@ SITUATIONS = (
         "python3 -m venv /tmp/env && cd /usr/share/python-wheels && rm pip-*\n"
         "/tmp/env/bin/pip download --quiet --no-deps pip==21.3.1",
         succeeds=True,
-        seconds=300,
         suite="bookworm",
     ),
     Situation(

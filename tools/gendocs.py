@@ -13,13 +13,12 @@ from torchtailor.catalog import DEFAULT_PYTHON, NIX, WHEEL, Catalog, Fit, Gpu, l
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
-from torchtailor.cli._documents import DOCUMENTS, json_schema
 from torchtailor.cli.run import load_command
 from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommendation import recommend
 from torchtailor.recommendation.result import Alternative
-from torchtailor.ui import schema_of
+from torchtailor.ui.documents import DOCUMENTS, json_schema, schema_of
 from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -304,6 +303,8 @@ def _inner(field: dict[str, Any], parts: dict[str, Any]) -> tuple[dict[str, Any]
             return part, ""
         if option.get("type") == "array" and (found := _inner(option.get("items", {}), parts))[0] is not None:
             return found[0], f"[]{found[1]}"
+        if isinstance(values := option.get("additionalProperties"), dict) and (found := _inner(values, parts))[0]:
+            return found[0], f".*{found[1]}"
     return None, ""
 
 
@@ -313,7 +314,7 @@ def _json_type(field: dict[str, Any], parts: dict[str, Any]) -> str:
     if "$ref" in field:
         return _json_type(parts[field["$ref"].rpartition("/")[2]], parts)
     if "enum" in field:
-        return ", ".join(f"`{value}`" for value in field["enum"])
+        return ", ".join(f"`{value}`" if value else "empty" for value in field["enum"])
     if field.get("type") == "array":
         return f"list of {_json_type(field['items'], parts)}" if field.get("items") else "list"
     return str(field.get("type", "any"))

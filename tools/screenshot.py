@@ -15,7 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from torchtailor.catalog import load_catalog
 from torchtailor.report import write_report
 from torchtailor.site.pages import render_site, write_site
-from torchtailor.verification.output import from_json
+from torchtailor.verification.output import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "results" / "h200" / "verify-tailored.json"
@@ -35,7 +35,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        write_report(replace(from_json(MEASURED.read_bytes()), target=SHOWN), page)
+        write_report(replace(read_report(MEASURED.read_bytes()), target=SHOWN), page)
         write_site(Path(folder, "site"), render_site(load_catalog(ROOT / "src")))
         selector = f"{Path(folder, 'site', 'index.html').as_uri()}#{STATE}"
         options = webdriver.ChromeOptions()

@@ -18,7 +18,7 @@ ROOT = Path(torchtailor.__file__).parent
 
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
 FLOORS = (
-    {"version", "errors", "progress", "format", "cgroups", "urls"},
+    {"version", "errors", "progress", "format", "cgroups", "urls", "documents"},
     {"disk", "trust", "extras", "processes"},
     {"binary", "catalog", "store", "templates"},
     {"wheels", "variants"},

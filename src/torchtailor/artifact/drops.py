@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -75,13 +75,23 @@ class DropRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
+class DropRules:
+    """All rules of --drop."""
+
+    rules: tuple[DropRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DroppedFile:
     """A file that a rule leaves out."""
 
     path: str
     rule: str
     size: int
-    code: str = ""  # what it was for, where that is why it goes: sm_100, bitcode_75
+    code: (
+        Annotated[str, msgspec.Meta(description="what it was for, where that is why it goes: sm_100, bitcode_75")]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
 
 
 # What a file of GPU code is; None where it is something else, or may not be left out.

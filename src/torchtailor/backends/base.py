@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
+
+from msgspec import Meta, Struct
 
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog, Method
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -19,9 +21,16 @@ from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 Unavailable = Mapping[str, tuple[str, ...]]
 
 
-def unavailable_json(unavailable: Unavailable) -> list[dict[str, str]]:
+class UnavailableVariant(Struct):
+    """What was selected and cannot be built."""
+
+    variant: Annotated[str, Meta(description="a variant of a glob, or an alternative of its braces that matches none")]
+    reason: str
+
+
+def unavailable_rows(unavailable: Unavailable) -> list[UnavailableVariant]:
     """One by one, for the documents of plans and results."""
-    return [{"variant": name, "reason": reason} for reason, names in unavailable.items() for name in names]
+    return [UnavailableVariant(name, reason) for reason, names in unavailable.items() for name in names]
 
 
 class BuildPlan(Protocol):
@@ -41,7 +50,9 @@ class BuildPlan(Protocol):
     def cost_text(self) -> str:
         """Download, disk, memory and time in a sentence."""
 
-    def to_json(self) -> dict[str, object]: ...
+    @property
+    def document(self) -> Struct:
+        """What `--dry-run --json` prints."""
 
 
 class BuildResult(Protocol):
@@ -54,7 +65,8 @@ class BuildResult(Protocol):
     @property
     def seconds(self) -> float: ...
 
-    def to_json(self) -> dict[str, object]: ...
+    def document(self, unavailable: Unavailable) -> Struct:
+        """What `--json` prints, with what of the plan cannot be built."""
 
 
 PlanT = TypeVar("PlanT", bound=BuildPlan)
@@ -75,7 +87,7 @@ class Backend(Protocol[PlanT]):
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> PlanT:
         """Plan the variants; downloads metadata at most, and writes nothing below `out`."""
 
-    def run(self, plan: PlanT, progress: BuildProgress) -> BuildResult:
+    def run(self, plan: PlanT, progress: Progress) -> BuildResult:
         """Carry a plan out; every attempt is in the ledger, and output is in its place only when it is whole."""
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from torchtailor.backends.base import Backend, BuildPlan, BuildResult, load_backend
 from torchtailor.backends.choose import VariantChoice, choose
-from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import WHEEL, Catalog, load_catalog
 from torchtailor.disk import check_output_folder
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants.select import is_glob, unmatched
 from torchtailor.wheelhouse.places import check_place
 
@@ -25,8 +25,8 @@ class PlannedBuild:
     plan: BuildPlan
     backend: Backend[Any]
 
-    def run(self, progress: BuildProgress | None = None) -> BuildResult:
-        return self.backend.run(self.plan, progress or NoBuildProgress())
+    def run(self, progress: Progress | None = None) -> BuildResult:
+        return self.backend.run(self.plan, progress or Progress())
 
 
 def build(
@@ -38,7 +38,7 @@ def build(
     python: str | None = None,
     cuda: str | None = None,
     out: Path | str = "dist",
-    progress: BuildProgress | None = None,
+    progress: Progress | None = None,
     catalog: Catalog | None = None,
     ledger: Ledger | None = None,
     **changes: Any,

@@ -6,17 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices, wants_no_gpu
 from torchtailor.backends.choose import VariantChoice, choose
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.backends.wheel.plan import WheelPlanDocument
 from torchtailor.catalog import WHEEL, Catalog, load_catalog
+from torchtailor.documents import document
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import Target
 from torchtailor.host.cpu import detect_cpu
 from torchtailor.host.probe import LiveProbe
 from torchtailor.host.pythons import python_of_environment
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.wheelhouse.install import (
     TorchInstallation,
     check_environment,
@@ -24,7 +28,20 @@ from torchtailor.wheelhouse.install import (
     install_wheelhouse,
     make_environment,
 )
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
+
+
+class InstallPlanDocument(WheelPlanDocument, kw_only=True):
+    """What is built for an environment, and what that needs."""
+
+    environment: Path
+
+
+class InstallDocument(Struct):
+    """What was built, and where it was installed."""
+
+    wheelhouse: WheelhouseDocument
+    installed: TorchInstallation
 
 
 @dataclass(frozen=True)
@@ -42,12 +59,11 @@ class PlannedInstall:
     build: PlannedBuild
     environment: Path
 
-    def to_json(self) -> dict[str, object]:
-        plan = self.build.plan.to_json()
-        assert isinstance(plan, dict)
-        return plan | {"environment": str(self.environment)}
+    @property
+    def document(self) -> InstallPlanDocument:
+        return document(InstallPlanDocument, self.build.plan.document, environment=self.environment)
 
-    def run(self, progress: BuildProgress | None = None) -> InstallResult:
+    def run(self, progress: Progress | None = None) -> InstallResult:
         """Build, create the environment if needed, install, and test the import; refuses before it builds."""
         (variant,) = self.build.plan.variants
         check_environment(self.environment, Target(variant.python, variant.arch))
@@ -64,7 +80,7 @@ def install(
     release: str | None = None,
     python: str | None = None,
     out: Path | str = "dist",
-    progress: BuildProgress | None = None,
+    progress: Progress | None = None,
     catalog: Catalog | None = None,
     ledger: Ledger | None = None,
     **changes: Any,

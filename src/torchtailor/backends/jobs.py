@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key, parse_gpu
-from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import DamagedFileError, disk_errors
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError
@@ -23,6 +22,7 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
 from torchtailor.gpucode.targets import NO_GPU
+from torchtailor.progress import Progress
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -112,7 +112,7 @@ class JobContext:
     cache: Cache
     downloader: Downloader
     out: Path
-    progress: BuildProgress = field(default_factory=NoBuildProgress)
+    progress: Progress = field(default_factory=Progress)
     processes: int = 2  # that cut the libraries of one wheel
     digests: dict[str, str] = field(default_factory=dict, init=False)  # of fetched wheels, by their keys
     fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache

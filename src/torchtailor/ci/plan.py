@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
+from msgspec import Meta, Struct, field
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
@@ -99,9 +102,6 @@ class CiJob:
     runner: tuple[str, ...]
     cache: str  # the name of what it keeps between runs; jobs that fetch or compile the same share it
 
-    def to_json(self) -> dict[str, object]:
-        return {"name": self.name, "variants": list(self.variants), "runner": list(self.runner)}
-
 
 @dataclass(frozen=True)
 class CiProof:
@@ -112,8 +112,13 @@ class CiProof:
     short_names: tuple[str, ...]  # that its wheelhouses end with
     runner: tuple[str, ...]
 
-    def to_json(self) -> dict[str, object]:
-        return {"name": self.name, "of": self.of.name, "variants": list(self.of.variants), "runner": list(self.runner)}
+    @property
+    def job(self) -> str:
+        return self.of.name
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return self.of.variants
 
 
 @dataclass(frozen=True)
@@ -331,14 +336,40 @@ class CiPlan:
         kept = ".cache/torchtailor" if farm_here else ".cache/torchtailor/blobs"
         return (kept, ".work/ccache") if self.compiles else (kept,)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "system": self.system.value,
-            "jobs": [job.to_json() for job in self.jobs],
-            "proofs": [proof.to_json() for proof in self.proofs],
-            "publish": redact(self.options.publish),
-            "warnings": list(self.warnings),
-        }
+    @property
+    def published(self) -> str:
+        """The index, as it may be shown."""
+        return redact(self.options.publish)
+
+
+class CiJobDocument(Struct):
+    """A job that builds."""
+
+    name: str
+    variants: tuple[str, ...]
+    runner: Annotated[tuple[str, ...], Meta(description="labels")]
+
+
+class CiProofDocument(Struct):
+    """A job that proves on a GPU what another one built."""
+
+    name: str
+    job: str = field(name="of")
+    variants: tuple[str, ...]
+    runner: Annotated[tuple[str, ...], Meta(description="labels")]
+
+
+class CiDocument(Struct):
+    """A workflow."""
+
+    path: Path
+    written: bool
+    text: Annotated[str, Meta(description="the workflow")]
+    system: CiSystem
+    jobs: tuple[CiJobDocument, ...]
+    proofs: tuple[CiProofDocument, ...]
+    published: Annotated[str, Meta(description="the index; empty: none")] = field(name="publish")
+    warnings: Annotated[tuple[str, ...], Meta(description="what it cannot do by itself")]
 
 
 def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtailor.progress import Progress
+
 if TYPE_CHECKING:
     from torchtailor.artifact.artifact import Artifact
-    from torchtailor.progress import Progress
 
 
 @contextmanager

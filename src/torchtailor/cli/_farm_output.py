@@ -6,7 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from torchtailor import ui
+from torchtailor.documents import plain
 from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.policy import THIS_PROCESS
 from torchtailor.format import counted
@@ -110,7 +113,7 @@ class FarmDisplay:
         if self._quiet:
             return
         if self._as_json:
-            ui.print_event(event.to_json())
+            ui.print_event(plain(replace(event, time=round(event.time, 3))))
         elif event.kind in _SAID and (self._live is None or event.kind is not EventKind.JOB_DONE):
             text = _SAID[event.kind].format(
                 worker=event.worker, job=event.job, text=event.text, took=ui.human_seconds(event.seconds)

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtailor import ui
+from torchtailor.progress import CompileProgress, NixProgress, Progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from torchtailor.backends.source.progress import CompileProgress
-    from torchtailor.recipes.nixlog import NixProgress
 
-
-class BuildDisplay:
+class BuildDisplay(Progress):
     """Shows the progress of a build on stderr; may be called from several threads."""
 
     def __init__(self, *, quiet: bool, plain: bool) -> None:

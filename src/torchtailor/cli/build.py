@@ -68,7 +68,6 @@ def command(
     The official wheels are fetched, cut to one GPU and proven, and an index to install from is written.
     """
     from torchtailor import ui
-    from torchtailor.backends.base import unavailable_json
     from torchtailor.backends.build import plan_build
     from torchtailor.backends.source.options import SourceOptions
     from torchtailor.backends.wheel.options import WheelOptions
@@ -143,7 +142,7 @@ def command(
         )
         return
     if dry_run and json:
-        ui.print_json(f"build-{via}-plan", planned.plan.to_json())
+        ui.print_json(f"build-{via}-plan", planned.plan.document)
         return
     if not json and (dry_run or not quiet):
         show_plan(via, planned.plan, dry_run=dry_run)
@@ -152,8 +151,7 @@ def command(
     with BuildDisplay(quiet=quiet, plain=plain) as display:
         result = planned.run(display)
     if json:
-        missing = unavailable_json(planned.plan.unavailable)
-        ui.print_json(f"build-{via}", {**result.to_json(), "unavailable": missing})
+        ui.print_json(f"build-{via}", result.document(planned.plan.unavailable))
     else:
         show_result(via, result)
 
@@ -255,7 +253,7 @@ def _build_on(
 ) -> None:
     """Build on many machines; what fails is said at the end, with the rest built."""
     from torchtailor import ui
-    from torchtailor.backends.base import unavailable_json
+    from torchtailor.backends.base import unavailable_rows
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result, show_farm_variants
@@ -268,7 +266,7 @@ def _build_on(
     )
     if dry_run:
         if json:
-            ui.print_json("build-farm-plan", farm.to_json())
+            ui.print_json("build-farm-plan", farm.document)
         else:
             show_farm_plan(farm)
         return
@@ -279,7 +277,7 @@ def _build_on(
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)
     if json:
-        ui.print_json("build-farm", {**result.to_json(), "unavailable": unavailable_json(plan.unavailable)})
+        ui.print_json("build-farm", result, unavailable=unavailable_rows(plan.unavailable))
     else:
         show_farm_result(result, quiet=quiet)
     if problem := failure_of(result):

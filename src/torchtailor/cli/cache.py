@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,29 +33,21 @@ def list_command(
 ) -> None:
     """List wheels, partial downloads and cut wheels."""
     from torchtailor import ui
-    from torchtailor.fetch.cache import Cache
+    from torchtailor.documents import document
+    from torchtailor.fetch.cache import Cache, CacheListing, EntryDocument
 
     cache = Cache()
     entries = sorted([*cache.entries(), *_farm(cache, math.inf)], key=lambda entry: -entry.size)
     if json:
-        rows = [
-            {
-                "kind": item.kind.value,
-                "name": item.name,
-                "size": item.size,
-                "used": _time(item.used).isoformat(),
-                "path": str(item.path),
-            }
-            for item in entries
-        ]
-        ui.print_json("cache", {"folder": str(cache.root), "entries": rows})
+        listed = [document(EntryDocument, entry) for entry in entries]
+        ui.print_json("cache", CacheListing(cache.root, listed))
         return
     lines = [
         (
             entry.kind.value,
             entry.name,
             ui.human_bytes(entry.size),
-            _time(entry.used).strftime("%Y-%m-%d %H:%M"),
+            entry.last_used.strftime("%Y-%m-%d %H:%M"),
         )
         for entry in entries
     ]
@@ -75,7 +66,7 @@ def prune(
 ) -> None:
     """Remove what was not used for 30 days, or for --older-than."""
     from torchtailor import ui
-    from torchtailor.fetch.cache import Cache
+    from torchtailor.fetch.cache import Cache, CachePruned
 
     if everything and older_than:
         raise UsageError("--all and --older-than are mutually exclusive.", "Give one of them.")
@@ -88,7 +79,7 @@ def prune(
             path.unlink(missing_ok=True)
     size = sum(entry.size for entry in gone)
     if json:
-        ui.print_json("cache-prune", {"removed": [entry.name for entry in gone], "bytes": size, "dry_run": dry_run})
+        ui.print_json("cache-prune", CachePruned([entry.name for entry in gone], size, dry_run))
         return
     done = "would be removed" if dry_run else "removed"
     ui.out().print(f"{len(gone)} entries, {ui.human_bytes(size)} {done}.", markup=False)
@@ -115,8 +106,3 @@ def _farm(cache: Cache, before: float) -> list[Entry]:
     size = sum(one.st_size for one in status if one.st_nlink == 1)
     used = max(one.st_mtime for one in status)
     return [Entry(EntryKind.FARM, "outputs of farm jobs", size, used, root, files)]
-
-
-def _time(stamp: float) -> datetime:
-    """A time of this machine, with its zone."""
-    return datetime.fromtimestamp(stamp).astimezone().replace(microsecond=0)

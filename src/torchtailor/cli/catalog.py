@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +74,7 @@ def update(
             out().print(f"\n{found.rows.text}", markup=False, end="")
     written = () if check or dry_run else _write(found, data)
     if json:
-        print_json("catalog-update", _document(found, written))
+        print_json("catalog-update", replace(found, written=written))
     else:
         for path in written:
             out().print(f"Written to {path}.", markup=False)
@@ -106,8 +107,8 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
     for news in found.news:
         yield f"New {news.kind.value} ({news.release}): {news.text}"
     for item in found.measured:
-        needs = ", ".join(item.measured.baseline) or "nothing beyond the platform's oldest CPU"
-        yield f"Measured {item.wheel}: {item.measured.arch_list or 'no GPU code'}; host code needs {needs}"
+        needs = ", ".join(item.baseline) or "nothing beyond the platform's oldest CPU"
+        yield f"Measured {item.wheel}: {item.architectures or 'no GPU code'}; host code needs {needs}"
     if not found.news and not found.complete:
         yield "Nothing new was found, but not every configured index and new wheel could be read."
     elif not found.news and found.problems:
@@ -117,31 +118,3 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
     indexes = "1 index" if len(found.locations) == 1 else f"{len(found.locations)} indexes"
     wheels = "1 wheel" if found.wheels_read == 1 else f"{found.wheels_read} wheels"
     yield f"{indexes}, {wheels}, {human_bytes(found.bytes_read)} read in {human_seconds(found.seconds)}"
-
-
-def _document(found: CatalogUpdate, written: tuple[Path, ...]) -> dict[str, object]:
-    return {
-        "behind": found.behind,
-        "checked": found.checked,
-        "catalog_checked": found.catalog_checked,
-        "news": found.news,
-        "measured": [
-            {
-                "wheel": item.wheel,
-                "architectures": item.measured.arch_list,
-                "special": [str(code) for code in item.measured.special],
-                "baseline": item.measured.baseline,
-                "loading": item.measured.loading,
-                "libraries": item.measured.libraries,
-            }
-            for item in found.measured
-        ],
-        "toml": found.rows.text,
-        "written": [str(path) for path in written],
-        "locations": found.locations,
-        "problems": found.problems,
-        "complete": found.complete,
-        "wheels_read": found.wheels_read,
-        "bytes_read": found.bytes_read,
-        "seconds": round(found.seconds, 2),
-    }

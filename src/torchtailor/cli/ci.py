@@ -160,7 +160,7 @@ def command(
     if not printed:
         _write(plan, path, text, force=force)
     if json:
-        ui.print_json("ci", {"path": str(path), "written": not printed, "text": text, **plan.to_json()})
+        ui.print_json("ci", plan, path=path, written=not printed, text=text)
         return
     if printed:
         typer.echo(text, nl=False)

@@ -38,7 +38,7 @@ def check(
     checked = check_farm(place, store=store, objects=objects, say=lambda text: ui.err().print(text, markup=False))
     workers = checked.workers
     if json:
-        ui.print_json("farm-check", checked.to_json())
+        ui.print_json("farm-check", checked)
     else:
         rows = [
             (

@@ -26,7 +26,7 @@ def command(
 
     from torchtailor import ui
     from torchtailor.ledger.history import switch_columns
-    from torchtailor.ledger.ledger import Ledger, as_markdown, describe, stopped_at
+    from torchtailor.ledger.ledger import Attempts, Ledger, as_markdown, describe, stopped_at
 
     if jobs:
         _show_jobs(variant, limit, json=json, markdown=markdown)
@@ -35,7 +35,7 @@ def command(
     if variant and not attempts:
         raise NoMatchError(f"There are no attempts at {variant!r}.", "`torchtailor history` lists all.")
     if json:
-        ui.print_json("history", {"attempts": attempts})
+        ui.print_json("history", Attempts(attempts))
         return
     if markdown:
         ui.print_text(as_markdown(attempts, switch_columns(attempts)))
@@ -81,13 +81,13 @@ def command(
 def _show_jobs(variant: str | None, limit: int, *, json: bool, markdown: bool) -> None:
     """The jobs of builds on many machines, each with its worker, time and hits."""
     from torchtailor import ui
-    from torchtailor.ledger.ledger import Ledger, jobs_as_markdown
+    from torchtailor.ledger.ledger import Ledger, LedgerJobs, jobs_as_markdown
 
     jobs = Ledger().jobs(variant=variant, limit=limit)
     if variant and not jobs:
         raise NoMatchError(f"There are no jobs of {variant!r}.", "`torchtailor history --jobs` lists all.")
     if json:
-        ui.print_json("history-jobs", {"jobs": jobs})
+        ui.print_json("history-jobs", LedgerJobs(jobs))
         return
     if markdown:
         ui.print_text(jobs_as_markdown(jobs))

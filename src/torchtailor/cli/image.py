@@ -134,7 +134,7 @@ def command(
     with ProgressBar(quiet=json) as bar:
         report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:
-        print_json("image", report.to_json())
+        print_json("image", report.document)
     else:
         _print(report, err() if to_pipe else out())
     if html:

@@ -47,7 +47,7 @@ def command(
         ]
         inspection = inspect(artifacts, gpus=gpu or (), progress=bar)
     if json:
-        print_json("inspect", inspection.to_json())
+        print_json("inspect", inspection.document)
     else:
         _print(inspection, detail=detail)
     for skipped in inspection.damaged:

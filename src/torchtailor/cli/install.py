@@ -64,7 +64,7 @@ def command(
         offline=offline,
     )
     if dry_run and json:
-        ui.print_json("install-plan", planned.to_json())
+        ui.print_json("install-plan", planned.document)
         return
     if not json and (dry_run or not quiet):
         show_plan(WHEEL, planned.build.plan, dry_run=dry_run)
@@ -73,7 +73,7 @@ def command(
     with BuildDisplay(quiet=quiet, plain=plain) as display:
         result = planned.run(display)
     if json:
-        ui.print_json("install", {"wheelhouse": result.wheelhouse.to_json(), "installed": result.installed})
+        ui.print_json("install", result)
         return
     installed = result.installed
     cuda = f"CUDA {installed.cuda}" if installed.cuda else "no CUDA"

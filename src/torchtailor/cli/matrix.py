@@ -53,13 +53,13 @@ def command(
     chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
     if not chosen:
         if json:  # still one document, for whoever reads it
-            print_json("matrix", {"count": 0, "variants": []})
+            print_json("matrix", tables.MatrixTable(0, ()))
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
     for name in () if gpu or cpu else unmatched(chosen, globs or ()):
         err().print(f"warning: {name} matches no variant.", markup=False, soft_wrap=True)
-    rows = [tables.row(catalog, variant) for variant in chosen]
+    rows = tuple(tables.row(catalog, variant) for variant in chosen)
     if json:
-        print_json("matrix", {"count": len(rows), "variants": rows})
+        print_json("matrix", tables.MatrixTable(len(rows), rows))
     elif csv:
         typer.echo(tables.as_csv(rows), nl=False)
     elif markdown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,7 +153,7 @@ def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) ->
     from torchtailor.urls import redact
 
     if json:
-        ui.print_json("publish", {"to": redact(to), "dry_run": dry_run, **asdict(result)})
+        ui.print_json("publish", replace(result, to=redact(to), dry_run=dry_run))
         return
     for note in result.notes:
         _say(note)
@@ -174,7 +174,7 @@ def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
 
     if json:
-        ui.print_json("publish-change", {"dry_run": dry_run, **done.to_json()})
+        ui.print_json("publish-change", replace(done, dry_run=dry_run))
         return
     for name in (*done.changed, *done.removed):
         ui.out().print(f"  {name}", markup=False)
@@ -197,12 +197,12 @@ def _list(to: str, *, json: bool) -> None:
 
     listing = list_index(DryStore.of(to))
     if json:
-        ui.print_json("publish-list", {"to": redact(to), **listing.to_json()})
+        ui.print_json("publish-list", listing, to=redact(to))
         return
     rows = [(target, file.filename, ui.human_bytes(file.size), file.yanked) for target, file in listing.files]
     ui.out().print(ui.table(("target", "file", "size", "yanked"), rows))
     generations = [
-        (one.number, one.time.astimezone().strftime("%Y-%m-%d %H:%M"), one.to_json()["files"], one.action)
+        (one.number, one.time.astimezone().strftime("%Y-%m-%d %H:%M"), one.files, one.action)
         for one in listing.generations
     ]
     ui.out().print(ui.table(("generation", "time", "files", "change"), generations))
@@ -210,7 +210,7 @@ def _list(to: str, *, json: bool) -> None:
 
 def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
-    from torchtailor.publish.flox import FloxCall
+    from torchtailor.publish.flox import FloxCall, FloxPublished
 
     if package is None:
         raise UsageError("No Nix variant was given.", "Add --package with its name.")
@@ -220,6 +220,6 @@ def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool
     else:
         call.run()
     if json:
-        ui.print_json("publish-flox", {"command": call.line, "done": not dry_run})
+        ui.print_json("publish-flox", FloxPublished(call.line, not dry_run))
     elif dry_run:
         ui.out().print(f"Would run {' '.join(call.line)} in {folder}.", markup=False)

@@ -111,7 +111,7 @@ def write(
         dry_run=dry_run,
     )
     if json:
-        ui.print_json("recipes-write", {"trees": [plan.to_json() for plan in plans]})
+        ui.print_json("recipes-write", {"trees": plans})
     else:
         _print(write_lines(plans, dry_run=dry_run))
 
@@ -134,17 +134,18 @@ def check(
     from torchtailor.catalog import load_catalog
     from torchtailor.errors import ExitCode
     from torchtailor.recipes.audit import audit
-    from torchtailor.recipes.report import audit_json, audit_lines, github_lines
+    from torchtailor.recipes.report import audit_lines, github_lines
 
     with _working("Reading and evaluating recipes"):
         reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
+    passed = all(report.passed(strict=strict) for report in reports)
     if json or format is Format.JSON:
-        ui.print_json("recipes-check", audit_json(reports, strict=strict))
+        ui.print_json("recipes-check", {"passed": passed, "trees": reports})
     elif format is Format.GITHUB:
         ui.print_text("".join(f"{line}\n" for line in github_lines(reports, Path())))
     else:
         _print(audit_lines(reports))
-    if not all(report.passed(strict=strict) for report in reports):
+    if not passed:
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
@@ -171,7 +172,7 @@ def migrate(
             load_catalog(), folder, release=release, prune=prune, prune_unlisted=prune_unlisted, dry_run=dry_run
         )
     if json:
-        ui.print_json("recipes-migrate", {"trees": [migration.to_json() for migration in migrations]})
+        ui.print_json("recipes-migrate", {"trees": migrations})
     else:
         _print(migration_lines(migrations, diff=diff, dry_run=dry_run))
 
@@ -192,7 +193,7 @@ def hash_(
     with _working("Fetching sources without a hash"):
         results = find_hashes(load_catalog(), tree, names or (), dry_run=dry_run)
     if json:
-        ui.print_json("recipes-hash", {"trees": [result.to_json() for result in results]})
+        ui.print_json("recipes-hash", {"trees": results})
     else:
         _print(hash_lines(results))
 
@@ -233,7 +234,7 @@ def build(
         with _working(f"Building {len(plan.jobs)} recipes, {plan.parallel} at a time"):
             results = build_recipes(plan, done=say)
     if json:
-        ui.print_json("recipes-build", {"plan": plan.to_json(), "results": [item.to_json() for item in results]})
+        ui.print_json("recipes-build", {"plan": plan, "results": results})
     elif dry_run:
         for job in plan.jobs:
             ui.out().print(shlex.join(job.command), markup=False, soft_wrap=True)
@@ -255,14 +256,14 @@ def rules(
 
     from torchtailor import ui
     from torchtailor.recipes.report import rules_rows, rules_table
+    from torchtailor.recipes.rules import RULES
 
-    columns = ("rule", "severity", "looks for", "fix")
     if json:
-        ui.print_json("recipes-rules", {"rules": [dict(zip(columns, row, strict=True)) for row in rules_rows()]})
+        ui.print_json("recipes-rules", {"rules": [rule for _, rule in sorted(RULES.items())]})
     elif markdown:
         sys.stdout.write(rules_table())
     else:
-        ui.out().print(ui.table(columns, rules_rows()))
+        ui.out().print(ui.table(("rule", "severity", "looks for", "fix"), rules_rows()))
 
 
 def _working(text: str) -> AbstractContextManager[object]:

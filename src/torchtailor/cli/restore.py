@@ -19,14 +19,14 @@ def command(
 ) -> int:
     """Undo an in-place tailoring, or print how to reinstall what cannot be restored."""
     from torchtailor.format import counted
-    from torchtailor.tailoring.restore import restore
+    from torchtailor.tailoring.restore import Restored, restore
     from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
     with ProgressBar(quiet=json) as bar:
         results = restore(env, dry_run=dry_run, progress=bar)
     commands = [line for result in results for line in result.commands]
     if json:
-        print_json("restore", {"dry_run": dry_run, "environments": results})
+        print_json("restore", Restored(dry_run, results))
         return ExitCode.ENVIRONMENT if commands else ExitCode.OK
     restored = [library for result in results for library in result.libraries]
     if restored:

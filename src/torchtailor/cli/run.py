@@ -158,11 +158,12 @@ _said: list[tuple[str, str]] = []  # the error of this run: its sentence and the
 def _say_as_json(code: int) -> None:
     """With --json an error is a document too, on stdout, unless the command's own document is there already."""
     from torchtailor.ui import print_json
+    from torchtailor.ui.documents import ErrorDocument
 
     if _said:
         with suppress(OSError):  # a full disk: stderr has the sentence
             message, hint = _said[-1]
-            print_json("error", {"error": message, "hint": hint, "exit_code": int(code)})
+            print_json("error", ErrorDocument(message, hint, int(code)))
             sys.stdout.flush()
 
 

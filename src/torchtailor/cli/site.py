@@ -27,7 +27,7 @@ def command(
     """
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.site.pages import render_site, site_sizes, write_site
+    from torchtailor.site.pages import SiteDocument, render_site, site_sizes, write_site
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file.", "Give a folder.")
@@ -38,7 +38,7 @@ def command(
         write_site(out, pages)
     sizes = site_sizes(pages)
     if json:
-        ui.print_json("site", {"out": str(out), "dry_run": dry_run, "pages": list(sizes)})
+        ui.print_json("site", SiteDocument(out, dry_run, sizes))
     elif not quiet:
         rows = [(str(out / page.name), ui.human_bytes(page.size), ui.human_bytes(page.gzip)) for page in sizes]
         ui.out().print(ui.table(("page", "size", "with gzip"), rows))

@@ -149,7 +149,7 @@ def command(
     with ProgressBar(quiet=json) as bar:
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
-        print_json("tailor", report.to_json())
+        print_json("tailor", report.document)
     elif report.results:
         _print(report)
     for failure in report.failures[1:]:
@@ -159,14 +159,12 @@ def command(
 
 
 def _print_drop_rules(*, json: bool) -> None:
-    from msgspec import to_builtins
-
-    from torchtailor.artifact.drops import drop_rules
+    from torchtailor.artifact.drops import DropRules, drop_rules
     from torchtailor.ui import out, print_json, table
 
-    rules = drop_rules().values()
+    rules = tuple(drop_rules().values())
     if json:
-        print_json("drop-rules", {"rules": [to_builtins(rule) for rule in rules]})
+        print_json("drop-rules", DropRules(rules))
         return
     rows = [[rule.name, rule.what, rule.breaks] for rule in rules]
     out().print(table(["Rule", "Leaves out", "What no longer works"], rows))

@@ -11,6 +11,7 @@ import typer
 
 from torchtailor.cli import _options
 from torchtailor.errors import EnvironmentProblem, ExitCode
+from torchtailor.progress import Progress
 
 if TYPE_CHECKING:
     from torchtailor.verification import Check, VerifyReport
@@ -64,7 +65,7 @@ def command(
     from torchtailor.disk import check_output
     from torchtailor.ui import print_json
     from torchtailor.verification import Level, verify
-    from torchtailor.verification.output import as_json, write_junit
+    from torchtailor.verification.output import as_document, write_junit
 
     for place in filter(None, (junit, report)):
         check_output(place)
@@ -85,7 +86,7 @@ def command(
             progress=shown,
         )
     if json:
-        print_json("verify", as_json(result))
+        print_json("verify", as_document(result))
     else:
         _print(result)
     if plot:
@@ -104,7 +105,7 @@ def command(
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
 
 
-class _VerifyBar:
+class _VerifyBar(Progress):
     """A bar while libraries are read, then lines, on stderr: for whoever watches, or asked for lines."""
 
     def __init__(self, *, plain: bool) -> None:

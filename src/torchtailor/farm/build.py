@@ -9,10 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 
-from torchtailor.backends.base import unavailable_json
+from torchtailor.backends.base import UnavailableVariant, unavailable_rows
 from torchtailor.backends.nix.backend import NixPlan
 from torchtailor.backends.nix.run import NixOutput
 from torchtailor.backends.source.backend import SourcePlan
@@ -21,6 +23,7 @@ from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
 from torchtailor.backends.wheel.run import configuration_of, pack_of, write_index_of
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
 from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
+from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
 from torchtailor.farm.derivations import nix_graph, send_derivations, take
 from torchtailor.farm.drive import DriveResult, JobFailure, drive
@@ -39,7 +42,7 @@ from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
 from torchtailor.wheelhouse.places import check_place
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
 
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has
@@ -141,35 +144,72 @@ class FarmPlan:
             found[job.kind] = (jobs + 1, open_ + (name in left))
         return found
 
-    def to_json(self) -> dict[str, object]:
+    @property
+    def document(self) -> FarmPlanDocument:
         cost = self.cost
-        return {
-            "on": self.where.name,
-            "store": self.shown_store,
-            "variants": [variant.name for variant in self.variants],
-            "unavailable": unavailable_json(self.plan.unavailable),
-            "prove": self.proven,
-            "jobs": [
-                {
-                    "key": job.name,
-                    "kind": job.kind,
-                    "label": job.label,
-                    "needs": sorted(self.graph.before[name]),
-                    "seconds": round(job.weight.seconds, 2),
-                    "memory": job.weight.memory,
-                    "in_store": self.finished.issuperset(job.gives),
-                }
+        return FarmPlanDocument(
+            on=self.where.name,
+            store=self.shown_store,
+            variants=[variant.name for variant in self.variants],
+            unavailable=unavailable_rows(self.plan.unavailable),
+            prove=self.proven,
+            jobs=[
+                FarmJobDocument(
+                    key=job.name,
+                    kind=job.kind,
+                    label=job.label,
+                    needs=sorted(self.graph.before[name]),
+                    seconds=round(job.weight.seconds, 2),
+                    memory=job.weight.memory,
+                    in_store=self.finished.issuperset(job.gives),
+                )
                 for name, job in ((name, self.graph.jobs[name]) for name in self.graph.order)
             ],
-            "jobs_to_run": cost.jobs,
-            "download": self.download,
-            "core_hours": round(cost.core_seconds / 3600, 3),
-            "critical_path_seconds": round(cost.critical_seconds, 1),
-            "expected": [
-                {"workers": one.workers, "seconds": round(one.seconds, 1), "efficiency": round(one.efficiency, 3)}
+            jobs_to_run=cost.jobs,
+            download=self.download,
+            core_hours=round(cost.core_seconds / 3600, 3),
+            critical_path_seconds=round(cost.critical_seconds, 1),
+            expected=[
+                ExpectedTimeDocument(one.workers, round(one.seconds, 1), round(one.efficiency, 3))
                 for one in self.simulated()
             ],
-        }
+        )
+
+
+class FarmJobDocument(Struct):
+    """A job of a plan."""
+
+    key: Annotated[str, Meta(description="of its first output in the store")]
+    kind: str
+    label: str
+    needs: Annotated[list[str], Meta(description="keys of the jobs that it waits for")]
+    seconds: Annotated[float, Meta(description="expected, on one core")]
+    memory: Bytes
+    in_store: bool
+
+
+class ExpectedTimeDocument(Struct):
+    """The time that a number of workers would take."""
+
+    workers: int
+    seconds: Seconds
+    efficiency: Annotated[float, Meta(description="share of the workers' time that is work")]
+
+
+class FarmPlanDocument(Struct):
+    """The jobs of a build on a place, and what of them is in the store."""
+
+    on: str
+    store: str
+    variants: list[str]
+    unavailable: list[UnavailableVariant]
+    prove: Annotated[str | None, Meta(description="the level at which --prove verifies each wheelhouse")]
+    jobs: list[FarmJobDocument]
+    jobs_to_run: int
+    download: Annotated[int | None, Meta(description="bytes at most, by the sizes that indexes list; null: not known")]
+    core_hours: float
+    critical_path_seconds: Annotated[float, Meta(description="of the longest chain of jobs")]
+    expected: list[ExpectedTimeDocument]
 
 
 @dataclass(frozen=True)
@@ -191,40 +231,69 @@ class FarmBuildResult:
     def downloaded(self) -> int:
         return sum(outcome.downloaded for _, outcome in self.outcomes.values())
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "wheelhouses": [house.to_json() for house in self.wheelhouses],
-            "variants_index": str(self.variants_index) if self.variants_index else None,
-            "outputs": [output.to_json() for output in self.outputs],
-            "failed": [
-                {
-                    "variant": variant,
-                    "job": failure.job.label,
-                    "error": failure.outcome.error,
-                    "hint": failure.outcome.hint,
-                    "failure": failure.outcome.failure,
-                }
-                for variant, failure in self.failed.items()
-            ],
-            "jobs": [
-                {
-                    "key": key,
-                    "label": label,
-                    "worker": outcome.worker,
-                    "seconds": round(outcome.seconds, 3),
-                    "done": outcome.done,
-                    "hits": outcome.hits,
-                    "misses": outcome.misses,
-                }
-                for key, (label, outcome) in self.outcomes.items()
-            ],
-            "jobs_in_store": self.already,
-            "workers_lost": self.lost,
-            "workers_refused": [{"worker": name, "reason": why} for name, why in self.refused.items()],
-            "downloaded": self.downloaded,
-            "proven": self.proven,
-            "seconds": round(self.seconds, 2),
-        }
+    @property
+    def failures(self) -> list[FarmFailureDocument]:
+        return [
+            document(FarmFailureDocument, failure.outcome, variant=variant, job=failure.job.label)
+            for variant, failure in self.failed.items()
+        ]
+
+    @property
+    def jobs(self) -> list[FarmOutcomeDocument]:
+        return [
+            document(FarmOutcomeDocument, outcome, key=key, label=label, seconds=round(outcome.seconds, 3))
+            for key, (label, outcome) in self.outcomes.items()
+        ]
+
+    @property
+    def workers_refused(self) -> list[RefusedWorkerDocument]:
+        return [RefusedWorkerDocument(name, why) for name, why in self.refused.items()]
+
+
+class FarmFailureDocument(Struct):
+    """A variant that could not be built."""
+
+    variant: str
+    job: str
+    error: str
+    hint: str
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
+
+
+class FarmOutcomeDocument(Struct):
+    """A job that ran."""
+
+    key: str
+    label: str
+    worker: str
+    seconds: Seconds
+    done: bool
+    hits: Annotated[int, Meta(description="files that a cache had")]
+    misses: int
+
+
+class RefusedWorkerDocument(Struct):
+    """A worker that may not be used."""
+
+    worker: str
+    reason: str
+
+
+class FarmBuildDocument(Struct):
+    """While it runs, stderr has one JSON object a line for each event."""
+
+    wheelhouses: tuple[WheelhouseDocument, ...]
+    variants_index: Path | None
+    outputs: Annotated[tuple[NixOutput, ...], Meta(description="of --via nix")]
+    failures: list[FarmFailureDocument] = msgspec.field(name="failed")
+    jobs: list[FarmOutcomeDocument]
+    already: Annotated[int, Meta(description="jobs that did not have to run")] = msgspec.field(name="jobs_in_store")
+    lost: int = msgspec.field(name="workers_lost")
+    workers_refused: list[RefusedWorkerDocument]
+    downloaded: Bytes
+    proven: Annotated[str | None, Meta(description="the level at which --prove has verified the wheelhouses")]
+    seconds: Seconds
+    unavailable: list[UnavailableVariant]
 
 
 def plan_farm(
@@ -521,7 +590,7 @@ class _Run:
             already=self._already,
             lost=self._lost,
             refused=self._refused,
-            seconds=time.monotonic() - self._began,
+            seconds=round(time.monotonic() - self._began, 2),
             outputs=tuple(one for one in made if isinstance(one, NixOutput)),
             proven=self.farm.proven,
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.farm.drive import WorkerNews
@@ -25,29 +27,16 @@ class WorkerCheck:
 
     worker: str
     usable: bool
-    why: str  # it is not
-    facts: Mapping[str, Any]
+    why: Annotated[str, Meta(description="why it is not usable")]
+    builds: Annotated[tuple[str, ...], Meta(description="the build methods that it has the tools for")]
+    facts: Annotated[
+        Mapping[str, Any], Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")
+    ]
 
-    @property
-    def builds(self) -> tuple[str, ...]:
-        """The methods that it has the tools for."""
-        if not self.usable:
-            return ()
-        found = ["wheel"]
-        if self.facts.get("compiler"):
-            found.append("source")
-        if self.facts.get("nix"):
-            found.append("nix")
-        return tuple(found)
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "worker": self.worker,
-            "usable": self.usable,
-            "why": self.why,
-            "builds": list(self.builds),
-            "facts": dict(self.facts),
-        }
+    @classmethod
+    def of(cls, worker: str, usable: bool, why: str, facts: Mapping[str, Any]) -> WorkerCheck:
+        tools = {"wheel": True, "source": facts.get("compiler"), "nix": facts.get("nix")}
+        return cls(worker, usable, why, tuple(name for name, there in tools.items() if usable and there), facts)
 
 
 @dataclass(frozen=True)
@@ -56,18 +45,9 @@ class FarmCheck:
 
     on: str
     store: str  # as it is shown, like `objects`, without passwords
-    objects: str
-    warning: str  # who else can use it
+    objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
+    warning: Annotated[str, Meta(description="who can use the cluster without keys; empty: nobody on other machines")]
     workers: tuple[WorkerCheck, ...]
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "on": self.on,
-            "store": self.store,
-            "objects": self.objects,
-            "warning": self.warning,
-            "workers": [worker.to_json() for worker in self.workers],
-        }
 
 
 def check_farm(
@@ -97,7 +77,7 @@ def check_farm(
 def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
     why = why_unreachable(setup.objects) if setup.objects else ""
     said = f"{why[0].upper()}{why[1:]} Start it, or give another place with --objects." if why else ""
-    return (WorkerCheck(THIS_PROCESS, not why, said, describe_worker()),)
+    return (WorkerCheck.of(THIS_PROCESS, not why, said, describe_worker()),)
 
 
 def _workers(where: Where, setup: WorkerSetup) -> tuple[str, tuple[WorkerCheck, ...]]:
@@ -111,5 +91,5 @@ def _workers(where: Where, setup: WorkerSetup) -> tuple[str, tuple[WorkerCheck, 
                     continue
                 usable = news.kind is EventKind.WORKER_JOINED
                 facts = engine.facts.get(news.worker.name, {})
-                found[news.worker.name] = WorkerCheck(news.worker.name, usable, news.text, facts)
+                found[news.worker.name] = WorkerCheck.of(news.worker.name, usable, news.text, facts)
         return engine.warning, tuple(found.values())

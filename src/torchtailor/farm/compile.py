@@ -37,9 +37,9 @@ from torchtailor.farm.jobs import (
     gives_of,
     needs_of,
 )
-from torchtailor.farm.progress import ToldProgress
 from torchtailor.farm.shards import compiled_files, of_part, shards
 from torchtailor.farm.store import FarmFile, FarmStore, JobRecord
+from torchtailor.farm.told import ToldProgress
 from torchtailor.fetch.cache import Cache
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Matrix
@@ -120,8 +120,8 @@ def link_source(job: LinkSource, bench: CompileBench) -> JobRecord:
         facts = {
             "version": site.space.tree.version,
             "identity": site.space.tree.identity,
-            "configuration": site.configuration.to_json(),
-            "bundle": bundle.to_json() if bundle else None,
+            "configuration": site.configuration.columns,
+            "bundle": bundle.manifest if bundle else None,
             "peak_memory": compiled.peak_memory,
             **_hits(compiled),
         }

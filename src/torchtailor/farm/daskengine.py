@@ -28,8 +28,8 @@ from torchtailor.farm.graph import GraphJob
 from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup, perform_sent
 from torchtailor.farm.policy import THIS_PROCESS, FarmWorker
-from torchtailor.farm.progress import TOPIC
 from torchtailor.farm.store import open_farm_store
+from torchtailor.farm.told import TOPIC
 
 try:
     import cloudpickle

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
 
 import msgspec
 
@@ -45,8 +43,7 @@ class EventKind(Enum):
     JOB_FAILED = "job-failed"
 
 
-@dataclass(frozen=True)
-class FarmEvent:
+class FarmEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that happened, and where the farm stands after it."""
 
     kind: EventKind
@@ -58,8 +55,4 @@ class FarmEvent:
     seconds: float = 0.0
     hits: int = 0
     misses: int = 0
-    standing: dict[str, int] = field(default_factory=dict)  # jobs done, running, waiting, failed
-
-    def to_json(self) -> dict[str, Any]:
-        document = {name: value for name, value in asdict(self).items() if value not in ("", 0, 0.0, {})}
-        return {**document, "kind": self.kind.value, "time": round(self.time, 3)}
+    standing: dict[str, int] = {}  # jobs done, running, waiting, failed

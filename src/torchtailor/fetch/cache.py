@@ -19,8 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
+
+import msgspec
 
 from torchtailor.disk import (
     CACHE_VARIABLE,
@@ -32,6 +35,7 @@ from torchtailor.disk import (
     staging_folder,
     write_atomically,
 )
+from torchtailor.documents import Bytes
 from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.store import FolderStore
 from torchtailor.trust import Limit, is_file_name, is_sha256, read_limited
@@ -62,6 +66,36 @@ class Entry:
     used: float
     path: Path
     files: tuple[Path, ...]  # files and folders that go when it is pruned
+
+    @property
+    def last_used(self) -> datetime:
+        """A time of this machine, with its zone."""
+        return datetime.fromtimestamp(self.used).astimezone().replace(microsecond=0)
+
+
+class EntryDocument(msgspec.Struct):
+    """One thing in the cache."""
+
+    kind: EntryKind
+    name: str
+    size: Bytes
+    last_used: datetime = msgspec.field(name="used")
+    path: Path
+
+
+class CacheListing(msgspec.Struct):
+    """What the cache holds."""
+
+    folder: Path
+    entries: list[EntryDocument]
+
+
+class CachePruned(msgspec.Struct):
+    """What was removed from the cache, or in a dry run would be."""
+
+    removed: list[str]
+    bytes: int
+    dry_run: bool
 
 
 # What is kept in many small files: its name in a list, and its folders.

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import msgspec
 import urllib3
@@ -23,40 +23,12 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, UnreachableError, wait_before, worker_threads, worth_retrying
 from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.progress import Progress
 from torchtailor.trust import Limit, is_sha256, read_limited
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 PARALLEL = 6
-
-
-class DownloadProgress(Protocol):
-    """Receives the progress of downloads; called from several threads."""
-
-    def expected(self, size: int) -> None:
-        """So many bytes will be downloaded in all."""
-
-    def started(self, filename: str, size: int | None, already: int) -> None: ...
-
-    def advanced(self, filename: str, size: int) -> None: ...
-
-    def restarted(self, filename: str) -> None: ...
-
-    def finished(self, filename: str) -> None: ...
-
-
-class NoDownloadProgress:
-    """Download progress that nobody watches."""
-
-    def expected(self, size: int) -> None: ...
-
-    def started(self, filename: str, size: int | None, already: int) -> None: ...
-
-    def advanced(self, filename: str, size: int) -> None: ...
-
-    def restarted(self, filename: str) -> None: ...
-
-    def finished(self, filename: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +62,9 @@ class Downloader:
         self._client, self._cache, self._parallel = client, cache, parallel
         self._stop = threading.Event()
 
-    def fetch(self, files: Sequence[WheelAddress], progress: DownloadProgress | None = None) -> dict[str, Fetched]:
+    def fetch(self, files: Sequence[WheelAddress], progress: Progress | None = None) -> dict[str, Fetched]:
         """All files, largest first, by URL; stops all at the first failure or at Ctrl-C."""
-        progress = progress or NoDownloadProgress()
+        progress = progress or Progress()
         progress.expected(sum((file.size or 0) - self.resumable(file) for file in self.missing(files)))
         ordered = sorted(files, key=lambda file: -(file.size or 0))
         with worker_threads(self._parallel) as pool:
@@ -115,7 +87,7 @@ class Downloader:
         part = self._cache.partial(file.key)
         return part.stat().st_size if part.exists() else 0
 
-    def _one(self, file: WheelAddress, progress: DownloadProgress) -> Fetched:
+    def _one(self, file: WheelAddress, progress: Progress) -> Fetched:
         if self._stop.is_set():
             raise _Stopped
         if (path := file.local_path) is not None:
@@ -162,7 +134,7 @@ class Downloader:
         sha256 = file.sha256 or self._hash_note(f"sha256 of {file.key}")
         return self._cache.locate(sha256, file.filename) if sha256 else None
 
-    def _download(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> Fetched:
+    def _download(self, file: WheelAddress, part: Path, progress: Progress) -> Fetched:
         """Retry until the file is whole; attempts that bring no bytes are counted, any progress resets the count."""
         _log.info("downloading %s, %s of %s bytes are here", file.shown, part.stat().st_size, file.size or "?")
         progress.started(file.filename, file.size, part.stat().st_size)
@@ -200,7 +172,7 @@ class Downloader:
         if self._stop.wait(seconds):
             raise _Stopped
 
-    def _receive(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> int:
+    def _receive(self, file: WheelAddress, part: Path, progress: Progress) -> int:
         """One request for the missing bytes; returns how many came."""
         have = part.stat().st_size
         state = _read_state(part)
@@ -226,9 +198,7 @@ class Downloader:
             _keep_state(part, response)
             return self._copy(file, response, out, progress)
 
-    def _copy(
-        self, file: WheelAddress, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: DownloadProgress
-    ) -> int:
+    def _copy(self, file: WheelAddress, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: Progress) -> int:
         received = 0
         try:
             for chunk in response.stream(_CHUNK, decode_content=False):
@@ -285,7 +255,7 @@ def _locked(part: Path) -> Iterator[Path]:
                     part.unlink()
 
 
-def _restart(out: IO[bytes], part: Path, file: WheelAddress, progress: DownloadProgress) -> None:
+def _restart(out: IO[bytes], part: Path, file: WheelAddress, progress: Progress) -> None:
     out.truncate(0)
     part.with_suffix(".json").unlink(missing_ok=True)
     progress.restarted(file.filename)

@@ -115,7 +115,7 @@ def choose_cuda_torch(finder: Finder, variant: Variant, target: Target) -> Torch
         )
     best = next(iter(default), builds[0])
     cpu = _with_label(seen, variant.build.label)
-    why = f"{cpu.file.filename} has no GPU code" if cpu else f"No index has a CPU build of {what}"
+    why = f"{cpu.file.filename} has no GPU code" if cpu else f"No index that answered has a CPU build of {what}"
     cuda = f"CUDA {best.label[2:-1]}.{best.label[-1]}"
     note = f"{why}: the {cuda} build is taken, and its GPU code and NVIDIA's packages are removed."
     return replace(_choice(finder, best, target, (note,)), without_gpu=True)

@@ -17,6 +17,7 @@ from torchtailor.gpucode.scan import (
     can_be_cut,
 )
 
+_KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
 _PAGES = 16 << 10  # bytes; of less no segment is split
 
 
@@ -31,6 +32,10 @@ class ImageGroup:
     raw: int
     compression: Mapping[str, int]  # images by how they are stored
     sections: Mapping[str, int]  # images by section
+
+    @property
+    def kind(self) -> str:
+        return _KINDS[self.target.kind] if self.target else "unknown"
 
     @property
     def sort_key(self) -> tuple[int, str, int, str]:

@@ -47,7 +47,7 @@ from torchtailor.images.survey import LayerScan, store
 from torchtailor.images.tarstream import TarReader
 from torchtailor.images.transports.base import Document, ImageSource
 from torchtailor.images.transports.choose import open_source
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 
 _NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
 _PACKAGE_TEXT = re.compile(r"(?:.*/)?(?:[^/]+\.dist-info/.+|torchtailor\.json|conda-meta/[^/]+\.json|pyvenv\.cfg)")
@@ -66,7 +66,7 @@ def opened_image(
     name: str, *, platform: str | None = None, insecure: bool = False, progress: Progress | None = None
 ) -> Iterator[Artifact]:
     """Unpack what matters of an image for as long as the block runs."""
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     place = Path(tempfile.gettempdir())
     with ExitStack() as stack:
         source = stack.enter_context(open_source(name, insecure=insecure))

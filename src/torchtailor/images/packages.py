@@ -10,13 +10,14 @@ from typing import Any
 
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.sites import installed_path
+from torchtailor.documents import plain
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted, printable
 from torchtailor.images.filesystem import Content, LayerFile
 from torchtailor.images.survey import ImageSurvey, PackageText
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
-from torchtailor.tailoring.manifest import dropped_json, environment_manifest, library_json
+from torchtailor.tailoring.manifest import environment_manifest, library_json
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
@@ -93,7 +94,7 @@ class Packages:
             for path, row in self._rows(text, record) if record else ():
                 if path in gone:
                     changes[row.path] = None
-                    dropped.append({**dropped_json(gone[path]), "path": installed_path(path)})
+                    dropped.append({**plain(gone[path]), "path": installed_path(path)})
                     continue
                 file = next((one for one in self._named.get(path, ()) if one.seen_after(layer)), None)
                 result = results.get(file.content) if file else None

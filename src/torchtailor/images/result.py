@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
 from torchtailor.artifact.drops import DroppedFile
+from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.format import printable
 from torchtailor.images.options import ImageOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.manifest import dropped_json, library_json
+from torchtailor.tailoring.manifest import LibraryDocument, PolicyDocument, TargetDocument, library_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class ImageResult:
     layers: tuple[LayerResult, ...]
     libraries: tuple[ImageLibrary, ...]
     dropped_files: tuple[DroppedFile, ...] = ()
-    droppable: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by rule: files and bytes
+    droppable: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # by rule: files and bytes
     doubled: tuple[DoubledFile, ...] = ()  # the largest
     wasted: int = 0  # bytes of all that are in more than one layer
     notes: tuple[str, ...] = ()
@@ -113,51 +117,6 @@ class ImageResult:
         with_code = [one.result for one in self.libraries if one.result.has_gpu_code]
         return bool(with_code) and all(one.status is LibraryStatus.NOTHING_FOR_TARGET for one in with_code)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "platform": self.platform,
-            "digest_before": self.digest_before,
-            "digest_after": self.digest_after,
-            "size_before": self.size_before,
-            "size_after": self.size_after,
-            "unpacked_before": self.unpacked_before,
-            "unpacked_after": self.unpacked_after,
-            "shadowed": self.shadowed,
-            "doubled": self.wasted,
-            "could_save": self.could_save,
-            "notes": list(self.notes),
-            "layers": [
-                {
-                    "number": layer.number,
-                    "created_by": printable(layer.created_by),
-                    "compression": layer.packing,
-                    "files": layer.files,
-                    "digest_before": layer.digest_before,
-                    "digest_after": layer.digest_after,
-                    "size_before": layer.size_before,
-                    "size_after": layer.size_after,
-                    "unpacked_before": layer.unpacked_before,
-                    "unpacked_after": layer.unpacked_after,
-                    "shadowed": layer.shadowed,
-                    "squashed": layer.squashed,
-                    "dropped": layer.dropped,
-                }
-                for layer in self.layers
-            ],
-            "libraries": [
-                {**library_json(one.result), "path": printable(one.result.path), "layer": one.layer}
-                | ({"shadowed": True} if one.shadowed else {})
-                for one in self.libraries
-            ],
-            "doubled_files": [
-                {"path": printable(file.path), "size": file.size, "layers": list(file.layers)} for file in self.doubled
-            ],
-            "dropped_files": [{**dropped_json(file), "path": printable(file.path)} for file in self.dropped_files],
-            "droppable": [
-                {"rule": rule, "files": files, "size": size} for rule, (files, size) in self.droppable.items()
-            ],
-        }
-
 
 @dataclass(frozen=True)
 class ImageReport:
@@ -175,15 +134,101 @@ class ImageReport:
     def differs(self) -> bool:
         return any(image.differs for image in self.images)
 
-    def to_json(self) -> dict[str, Any]:
-        """The document of `image --json`."""
-        return {
-            "dry_run": self.options.tailoring.dry_run,
-            "seconds": round(self.seconds, 3),
+    @property
+    def document(self) -> ImageDocument:
+        """What `image --json` prints."""
+        return document(
+            ImageDocument,
+            self,
+            dry_run=self.options.tailoring.dry_run,
+            seconds=round(self.seconds, 3),
             **self.options.to_json(),
-            "source": self.source,
-            "destination": self.destination,
-            "digest": self.digest,
-            "notes": list(self.notes),
-            "images": [image.to_json() for image in self.images],
-        }
+            images=[*map(_platform, self.images)],
+        )
+
+
+class ImageLayer(Struct):
+    """One layer; sizes after are null where a dry run cannot know them."""
+
+    number: Annotated[int, Meta(description="from 1")]
+    created_by: Annotated[str, Meta(description="of the image's history")]
+    packing: str = field(name="compression")
+    files: int
+    digest_before: str
+    digest_after: str | None
+    size_before: Annotated[int, Meta(description="bytes, packed")]
+    size_after: int | None
+    unpacked_before: Bytes
+    unpacked_after: Bytes
+    shadowed: Annotated[int, Meta(description="bytes that a later layer replaces or deletes")]
+    squashed: Annotated[int, Meta(description="of these, bytes that --squash-shadowed left out")]
+    dropped: Annotated[int, Meta(description="bytes that rules left out")]
+
+
+class ImageLibraryDocument(LibraryDocument, kw_only=True):
+    """A library of an image."""
+
+    layer: int
+    shadowed: Annotated[bool, Meta(description="a later layer replaces or deletes it")] | UnsetType = UNSET
+
+
+class DroppableFiles(Struct):
+    """What a rule that was not chosen would leave out."""
+
+    rule: str
+    files: int
+    size: Bytes
+
+
+class PlatformImage(Struct):
+    """The image of one platform."""
+
+    platform: str
+    digest_before: str
+    digest_after: str | None
+    size_before: Annotated[int, Meta(description="bytes of all layers, packed")]
+    size_after: int | None
+    unpacked_before: Bytes
+    unpacked_after: Bytes
+    shadowed: Annotated[int, Meta(description="bytes that a later layer replaces or deletes")]
+    wasted: Annotated[int, Meta(description="bytes that are in more than one layer")] = field(name="doubled")
+    could_save: Annotated[int, Meta(description="bytes that --nvidia would save")]
+    notes: tuple[str, ...]
+    layers: tuple[ImageLayer, ...]
+    libraries: tuple[ImageLibraryDocument, ...]
+    doubled: Annotated[tuple[DoubledFile, ...], Meta(description="the largest")] = field(name="doubled_files")
+    dropped_files: tuple[DroppedFile, ...]
+    droppable: tuple[DroppableFiles, ...]
+
+
+class ImageDocument(Struct):
+    """What was cut, image by image."""
+
+    dry_run: bool
+    seconds: Seconds
+    target: TargetDocument
+    policy: PolicyDocument
+    squash_shadowed: bool
+    compression: Annotated[str | None, Meta(description="of --compress")]
+    source: str
+    destination: str
+    digest: Annotated[str | None, Meta(description="of what the destination's name means now")]
+    notes: tuple[str, ...]
+    images: tuple[PlatformImage, ...]
+
+
+def _platform(image: ImageResult) -> PlatformImage:
+    return document(
+        PlatformImage,
+        image,
+        layers=[replace(layer, created_by=printable(layer.created_by)) for layer in image.layers],
+        libraries=[*map(_library, image.libraries)],
+        doubled=[replace(file, path=printable(file.path)) for file in image.doubled],
+        dropped_files=[replace(file, path=printable(file.path)) for file in image.dropped_files],
+        droppable=[DroppableFiles(rule, files, size) for rule, (files, size) in image.droppable.items()],
+    )
+
+
+def _library(library: ImageLibrary) -> ImageLibraryDocument:
+    said = structs.asdict(library_document(library.result)) | {"path": printable(library.result.path)}
+    return ImageLibraryDocument(**said, layer=library.layer, shadowed=library.shadowed or UNSET)

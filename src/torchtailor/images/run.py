@@ -35,7 +35,7 @@ from torchtailor.images.result import ImageReport, ImageResult
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.images.transports.choose import open_destination, open_source
 from torchtailor.images.transports.layout import OciFolderSource
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 
 _DEEPEST = 3  # indexes in indexes
 
@@ -65,7 +65,7 @@ def cut_image(
         )
     started = time.monotonic()
     with ExitStack() as stack:
-        progress = progress or NoProgress()
+        progress = progress or Progress()
         origin, goal = parse_reference(source), parse_reference(destination)
         image = stack.enter_context(open_source(origin, insecure=insecure, received=_received(progress)))
         target = open_destination(goal, insecure=insecure)  # a dry run is refused where the real one would be

@@ -8,12 +8,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
+from torchtailor.documents import plain
 from torchtailor.trust import FileName, Label, Sha256, Size, decode_json
 
 HTML_NAME = "index.html"
@@ -22,6 +25,37 @@ JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 HTML_TYPE = "text/html; charset=utf-8"
 METADATA_SUFFIX = ".metadata"
 _API_VERSION = "1.1"
+
+
+class FileHashes(msgspec.Struct, frozen=True):
+    """The hashes of a file."""
+
+    sha256: Sha256
+
+
+class FileRow(msgspec.Struct, frozen=True):
+    """A file of a PEP 691 page."""
+
+    filename: FileName
+    url: str
+    hashes: FileHashes
+    size: Size
+    yanked: Annotated[str | bool, Meta(description="why it should not be installed any more, or false")] = False
+    requires_python: str | UnsetType = msgspec.field(name="requires-python", default=UNSET)
+    metadata: FileHashes | UnsetType = msgspec.field(name="core-metadata", default=UNSET)
+    metadata_as_before: FileHashes | UnsetType = msgspec.field(name="dist-info-metadata", default=UNSET)  # PEP 658
+
+    @property
+    def file(self) -> IndexedFile:
+        return IndexedFile(
+            filename=self.filename,
+            url=self.url,
+            sha256=self.hashes.sha256,
+            size=self.size,
+            requires_python=self.requires_python or "",
+            metadata_sha256=self.metadata.sha256 if self.metadata else "",
+            yanked=self.yanked if isinstance(self.yanked, str) else "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +74,12 @@ class IndexedFile:
     def project(self) -> str:
         return canonicalize_name(self.filename.split("-")[0])
 
-    def to_json(self) -> dict[str, object]:
-        document: dict[str, object] = {
-            "filename": self.filename,
-            "url": self.url,
-            "hashes": {"sha256": self.sha256},
-            "size": self.size,
-            "yanked": self.yanked or False,
-        }
-        if self.requires_python:
-            document["requires-python"] = self.requires_python
-        if self.metadata_sha256:
-            document["core-metadata"] = {"sha256": self.metadata_sha256}
-            document["dist-info-metadata"] = {"sha256": self.metadata_sha256}
-        return document
+    @property
+    def row(self) -> FileRow:
+        metadata = FileHashes(self.metadata_sha256) if self.metadata_sha256 else UNSET
+        python = self.requires_python or UNSET
+        hashes = FileHashes(self.sha256)
+        return FileRow(self.filename, self.url, hashes, self.size, self.yanked or False, python, metadata, metadata)
 
     def to_html(self) -> str:
         attributes = [f'href="{html.escape(self.url)}#sha256={html.escape(self.sha256)}"']
@@ -89,7 +115,7 @@ def project_pages(project: str, files: Iterable[IndexedFile]) -> dict[str, bytes
         "meta": {"api-version": _API_VERSION},
         "name": project,
         "versions": sorted({file.filename.split("-")[1] for file in ordered if file.filename.endswith(".whl")}),
-        "files": [file.to_json() for file in ordered],
+        "files": plain([file.row for file in ordered]),
     }
     return {HTML_NAME: _page(f"Links for {project}", lines), JSON_NAME: _json(document)}
 
@@ -113,22 +139,8 @@ def index_pages(files: Sequence[IndexedFile]) -> dict[str, bytes]:
     return pages
 
 
-class _Hashes(msgspec.Struct):
-    sha256: Sha256
-
-
-class _ReadFile(msgspec.Struct):
-    filename: FileName
-    url: str
-    hashes: _Hashes
-    size: Size
-    requires_python: str = msgspec.field(name="requires-python", default="")
-    metadata: _Hashes | None = msgspec.field(name="core-metadata", default=None)
-    yanked: str | bool = False
-
-
 class _ReadPage(msgspec.Struct):
-    files: list[_ReadFile]
+    files: list[FileRow]
 
 
 class _ReadName(msgspec.Struct):
@@ -144,18 +156,7 @@ _OURS = "Move it away, and publish again."
 
 def read_project_json(content: bytes, name: str = "A page of the index") -> tuple[IndexedFile, ...]:
     """The files of a page written by `project_pages`, to be added to; `name` is what an error calls it."""
-    return tuple(
-        IndexedFile(
-            filename=file.filename,
-            url=file.url,
-            sha256=file.hashes.sha256,
-            size=file.size,
-            requires_python=file.requires_python,
-            metadata_sha256=file.metadata.sha256 if file.metadata else "",
-            yanked=file.yanked if isinstance(file.yanked, str) else "",
-        )
-        for file in decode_json(content, _ReadPage, name, _OURS).files
-    )
+    return tuple(row.file for row in decode_json(content, _ReadPage, name, _OURS).files)
 
 
 def read_root_json(content: bytes, name: str = "A page of the index") -> set[str]:

@@ -21,7 +21,7 @@ from torchtailor.host.targets import read_gpus
 from torchtailor.inspection.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 
 _Found = LibraryReport | CodeFile | BadInputError | None  # None: the file is not what its name says
 
@@ -44,7 +44,7 @@ def inspect(
     named = [paths] if isinstance(paths, Path | str | Artifact) else paths
     artifacts = [path if isinstance(path, Artifact) else open_artifact(Path(path)) for path in named]
     libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     progress.begin("Reading libraries", sum(library.size for library in libraries))
     results: dict[int, _Found] = {}
     for library, result in run_all(_read, libraries, processes=processes or available_cores()):

@@ -1,24 +1,23 @@
-"""The answers of `torchtailor inspect`: reports, seen for some GPUs, and the JSON document made of both."""
+"""The answers of `torchtailor inspect`: reports, seen for some GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import Drops, drop_rules
 from torchtailor.artifact.sites import installed_path
-from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
+from torchtailor.catalog.gpus import Capability, Fit, Gpu, GpuRules, TorchArch
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes, zeroed_bytes
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
 from torchtailor.gpucode.targets import Targets
 
-SCHEMA = "torchtailor-inspect/1"
-
-_KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
+if TYPE_CHECKING:
+    from torchtailor.inspection.document import InspectDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,123 +153,9 @@ class Inspection:
             for rule, each in by_rule.items()
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """The document that docs/inspect.md describes."""
-        return {
-            "schema": SCHEMA,
-            "gpus": [str(device) for device in self.devices],
-            "inputs": [self._artifact(report) for report in self.artifacts],
-            "totals": self._totals(),
-            "droppable": [asdict(one) for one in self.droppable],
-        }
+    @property
+    def document(self) -> InspectDocument:
+        """What `inspect --json` prints."""
+        from torchtailor.inspection.document import inspect_document
 
-    def _totals(self) -> dict[str, Any]:
-        libraries = self.libraries
-        return {
-            "libraries": len(libraries),
-            "libraries_with_gpu_code": sum(library.has_code for library in libraries),
-            "files": len(self.files),
-            "files_size": sum(file.size for file in self.files),
-            "size": sum(library.size for library in libraries),
-            **_code_numbers(libraries),
-            "architectures": [_architecture(group) for group in self.architectures],
-            "tailored": [
-                {
-                    "gpu": str(device),
-                    "saved": self.saved_in_all(device, proprietary=False) + self.saved_in_all(device, proprietary=True),
-                    "saved_only_with_nvidia": self.saved_in_all(device, proprietary=True),
-                    "saved_as_zeros": self.zeroed_in_all(device),
-                    "saved_by_no_lto": self.lto_in_all(device),
-                    "only_ptx": self.only_ptx(device),
-                }
-                for device in self.devices
-            ],
-        }
-
-    def _artifact(self, report: ArtifactReport) -> dict[str, Any]:
-        return {
-            "path": report.path,
-            "kind": report.kind.value,
-            "libraries": [self._library(library) for library in report.libraries],
-            "files": [_file(file) for file in report.files],
-            "skipped": [
-                {"name": skipped.name, "reason": skipped.reason, "damaged": skipped.damaged}
-                for skipped in report.skipped
-            ],
-        }
-
-    def _library(self, library: LibraryReport) -> dict[str, Any]:
-        return {
-            "name": library.name,
-            "size": library.size,
-            "machine": library.machine,
-            "device_linked": library.device_linked,
-            "lookalikes": library.lookalikes,
-            **_code_numbers([library]),
-            "architectures": [_architecture(group) for group in library.architectures],
-            "places": _places(library),
-            "ptx_texts": [_architecture(group) for group in library.texts],
-            "gpus": [self._gpu(library, device) for device in self.devices if library.has_code],
-        }
-
-    def _gpu(self, library: LibraryReport, device: Capability) -> dict[str, Any]:
-        answer = gpu_fit(library, device, self.rules)
-        return {
-            "gpu": str(device),
-            "fit": answer.fit.value,
-            "through": str(answer.code) if answer.code else None,
-            "verdict": answer.verdict,
-            "containers": {fit.value: answer.containers.get(fit, 0) for fit in Fit},
-            "linked_at_run_time": answer.linked_at_run_time,
-            "saved": self.saved(library, device),
-        }
-
-
-def _code_numbers(libraries: Iterable[LibraryReport]) -> dict[str, int]:
-    libraries = tuple(libraries)
-    return {
-        "containers": sum(library.containers for library in libraries),
-        "images": sum(library.images for library in libraries),
-        "stored": sum(library.stored for library in libraries),
-        "raw": sum(library.raw for library in libraries),
-    }
-
-
-def _architecture(group: ImageGroup) -> dict[str, Any]:
-    return {
-        "name": group.label,
-        "kind": _KINDS[group.target.kind] if group.target else "unknown",
-        "images": group.images,
-        "stored": group.stored,
-        "raw": group.raw,
-        "compression": dict(group.compression),
-        "sections": dict(group.sections),
-    }
-
-
-def _file(file: CodeFile) -> dict[str, Any]:
-    return {
-        "name": file.name,
-        "size": file.size,
-        "kind": file.kind.value,
-        "architectures": [_architecture(group) for group in file.architectures],
-    }
-
-
-def _places(library: LibraryReport) -> list[dict[str, Any]]:
-    """Where the containers are and how they are reached, whatever they hold."""
-    places: dict[tuple[str, str, bool], dict[str, Any]] = {}
-    for group in library.container_groups:
-        place = places.setdefault(
-            (group.section, group.reference.value, group.bare),
-            {
-                "section": group.section,
-                "reference": group.reference.value,
-                "bare": group.bare,
-                "containers": 0,
-                "stored": 0,
-            },
-        )
-        place["containers"] += group.containers
-        place["stored"] += group.stored
-    return list(places.values())
+        return inspect_document(self)

@@ -16,8 +16,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from torchtailor.disk import STATE_VARIABLE, state_folder
+from torchtailor.documents import Seconds
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 from torchtailor.variants.select import expand_braces, name_matches
 
@@ -100,11 +104,11 @@ class Attempt:
     number: int
     variant: str
     method: str
-    options: Mapping[str, object]
-    configuration: Mapping[str, object]
+    options: Mapping[str, Any]
+    configuration: Mapping[str, Any]
     host: str
     started: datetime
-    duration: float | None
+    duration: Annotated[float | None, Meta(description="seconds")]
     result: Result
     error_class: str
     error: str
@@ -114,7 +118,14 @@ class Attempt:
     output_bytes: int | None
     log: str = ""
     percent: float | None = None  # progress when it stopped
-    failure: str = ""  # the id that `torchtailor diagnose` has for the failure
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Builds that were started."""
+
+    attempts: tuple[Attempt, ...]
 
 
 @dataclass(slots=True)
@@ -141,16 +152,23 @@ class LedgerJob:
     key: str
     label: str
     worker: str
-    duration: float
+    duration: Seconds
     result: Result
-    hits: int = 0  # of the cache that its kind of job has
+    hits: Annotated[int, Meta(description="files that the cache of its kind of job had")] = 0
     misses: int = 0
     error: str = ""
     fix: str = ""
-    failure: str = ""  # the id that `torchtailor diagnose` has for the failure
-    log: str = ""  # a file
-    variants: tuple[str, ...] = ()  # that needed it
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")] = ""
+    log: Annotated[str, Meta(description="a file with what the job printed, if it failed")] = ""
+    variants: Annotated[tuple[str, ...], Meta(description="that needed it")] = ()
     ended: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerJobs:
+    """Jobs of builds on many machines."""
+
+    jobs: tuple[LedgerJob, ...]
 
 
 class Ledger:

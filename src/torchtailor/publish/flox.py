@@ -65,3 +65,11 @@ class FloxCall:
         line: Sequence[str] = ("git", "-C", str(self.folder), *words)
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class FloxPublished:
+    """What was run, or in a dry run would be."""
+
+    command: tuple[str, ...]
+    done: bool

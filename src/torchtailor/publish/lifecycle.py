@@ -20,8 +20,10 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -31,6 +33,7 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import (
     JSON_NAME,
     METADATA_SUFFIX,
+    FileRow,
     IndexedFile,
     project_pages,
     read_project_json,
@@ -63,7 +66,7 @@ class _Recorded(msgspec.Struct):
     number: int
     time: datetime
     action: str
-    pages: dict[Label, dict[Label, msgspec.Raw]]
+    pages: dict[Label, dict[Label, tuple[FileRow, ...]]]
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,13 @@ class Generation:
         """The paths in the store that its pages list."""
         return frozenset(path for path in map(stored_at, _rows(self.pages)) if path)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "number": self.number,
-            "time": self.time.isoformat(timespec="seconds"),
-            "action": self.action,
-            "files": sum(1 for _ in _rows(self.pages)),
-        }
+    @property
+    def second(self) -> datetime:
+        return self.time.replace(microsecond=0)
+
+    @property
+    def files(self) -> int:
+        return sum(1 for _ in _rows(self.pages))
 
 
 @dataclass(frozen=True)
@@ -100,14 +103,40 @@ class Listing:
     def files(self) -> tuple[tuple[str, IndexedFile], ...]:
         return tuple((target, file) for target, projects in self.pages.items() for file in _rows({target: projects}))
 
-    def to_json(self) -> dict[str, object]:
+    @property
+    def targets(self) -> dict[str, list[ListedFile]]:
+        """By target its files, each with its project."""
         return {
-            "targets": {
-                target: [{"project": name, **file.to_json()} for name, files in projects.items() for file in files]
-                for target, projects in self.pages.items()
-            },
-            "generations": [generation.to_json() for generation in self.generations],
+            target: [
+                ListedFile(**msgspec.structs.asdict(file.row), project=name)
+                for name, files in projects.items()
+                for file in files
+            ]
+            for target, projects in self.pages.items()
         }
+
+
+class ListedFile(FileRow, frozen=True, kw_only=True):
+    """A file as the index's JSON pages have it."""
+
+    project: str
+
+
+class ListedGeneration(msgspec.Struct):
+    """A state that the index can go back to."""
+
+    number: int
+    second: datetime = msgspec.field(name="time")
+    action: str
+    files: int
+
+
+class ListingDocument(msgspec.Struct):
+    """What an index offers now, and the generations it can go back to."""
+
+    to: str
+    targets: Annotated[dict[str, list[ListedFile]], Meta(description="its files, by target")]
+    generations: tuple[ListedGeneration, ...]
 
 
 @dataclass(frozen=True)
@@ -115,21 +144,14 @@ class Changed:
     """What one change of an index did, or in a dry run would do."""
 
     action: str
-    changed: tuple[str, ...]  # `TARGET/FILE` of every row of a page that is not as before
-    removed: tuple[str, ...] = ()  # stored files that are gone
+    changed: Annotated[
+        tuple[str, ...], Meta(description="`TARGET/FILE` of every entry of a page that is not as before")
+    ]
+    removed: Annotated[tuple[str, ...], Meta(description="stored files that are gone")] = ()
     removed_bytes: int = 0
     copied_bytes: int = 0
     generation: int | None = None
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "action": self.action,
-            "changed": list(self.changed),
-            "removed": list(self.removed),
-            "removed_bytes": self.removed_bytes,
-            "copied_bytes": self.copied_bytes,
-            "generation": self.generation,
-        }
+    dry_run: bool = False
 
 
 def list_index(store: Store) -> Listing:
@@ -352,16 +374,12 @@ def _record(store: Store, action: str) -> int | None:
         return number
     if not pages and last is None:
         return None
-    document = {
-        "number": number + 1,
-        "time": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "action": action,
-        "pages": {
-            target: {project: [file.to_json() for file in files] for project, files in projects.items()}
-            for target, projects in pages.items()
-        },
+    rows = {
+        target: {project: tuple(file.row for file in files) for project, files in projects.items()}
+        for target, projects in pages.items()
     }
-    store.put_bytes((json.dumps(document) + "\n").encode(), _place(number + 1), "application/json")
+    recorded = _Recorded(number + 1, datetime.now(UTC), action, rows)
+    store.put_bytes(msgspec.json.encode(recorded) + b"\n", _place(number + 1), "application/json")
     store.put_bytes(f"{number + 1}\n".encode(), f"{HISTORY}/last", "text/plain")
     return number + 1
 
@@ -384,9 +402,7 @@ def _read(store: Store, number: int) -> Generation | None:
     name = f"{_place(number)} of the index"
     found = decode_json(content, _Recorded, name, "Remove that file.")
     pages = {
-        target: {
-            project: read_project_json(b'{"files": ' + bytes(files) + b"}", name) for project, files in projects.items()
-        }
+        target: {project: tuple(row.file for row in rows) for project, rows in projects.items()}
         for target, projects in found.pages.items()
     }
     return Generation(found.number, found.time, found.action, pages)

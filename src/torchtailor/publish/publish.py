@@ -16,9 +16,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Meta
 
 from torchtailor.disk import DamagedFileError
 from torchtailor.errors import BadInputError
@@ -64,13 +66,15 @@ class Offer:
 
 @dataclass
 class Published:
-    """What publishing did."""
+    """What publishing did, or in a dry run would do."""
 
+    to: str = ""
+    dry_run: bool = False
     targets: list[str] = field(default_factory=list)
-    uploaded: int = 0
+    uploaded: Annotated[int, Meta(description="files")] = 0
     uploaded_bytes: int = 0
-    already_there: int = 0
-    left_out: list[str] = field(default_factory=list)
+    already_there: Annotated[int, Meta(description="files")] = 0
+    left_out: Annotated[list[str], Meta(description="changed NVIDIA wheels")] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -135,10 +139,10 @@ class _Publishing:
         stock = wheel.input
         if wheel.step is WheelStep.PACKS:
             return  # what they were made of is there with all its code
-        if stock is None:
+        if not stock:
             self.result.notes.append(f"{wheel.output.filename} was made of a wheel that is not listed.")
             return
-        shown = IndexedFile(stock.filename, without_login(stock.url), stock.sha256, stock.size)
+        shown = IndexedFile(stock.filename, without_login(stock.url or ""), stock.sha256, stock.size)
         if shown.url:
             yield Offer(shown, None)
         elif (path := self._cache.find(stock.sha256, stock.filename)) is not None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
@@ -42,7 +45,7 @@ class AuditReport:
     root: Path
     release: str
     recipes: int
-    with_nix: bool
+    evaluated: bool  # with Nix
     findings: tuple[AuditFinding, ...]
 
     @property
@@ -56,16 +59,24 @@ class AuditReport:
     def passed(self, *, strict: bool = False) -> bool:
         return not (self.findings if strict else self.errors)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "root": str(self.root),
-            "release": self.release,
-            "recipes": self.recipes,
-            "evaluated": self.with_nix,
-            "errors": self.errors,
-            "warnings": self.warnings,
-            "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in self.findings],
-        }
+
+class AuditedTree(Struct):
+    """The audit of one tree."""
+
+    root: Path
+    release: str
+    recipes: int
+    evaluated: Annotated[bool, Meta(description="with Nix, not only read")]
+    errors: int
+    warnings: int
+    findings: tuple[AuditFinding, ...]
+
+
+class AuditDocument(Struct):
+    """The audit of all trees at a folder."""
+
+    passed: bool
+    trees: tuple[AuditedTree, ...]
 
 
 def audit(

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
@@ -49,8 +49,12 @@ class HashResult:
     found: tuple[FoundHash, ...]
     written: tuple[Path, ...]
 
-    def to_json(self) -> dict[str, object]:
-        return {"found": [asdict(item) for item in self.found], "written": [str(path) for path in self.written]}
+
+@dataclass(frozen=True)
+class HashResults:
+    """The hashes found for all trees at a folder."""
+
+    trees: tuple[HashResult, ...]
 
 
 def find_hashes(

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
@@ -57,6 +60,17 @@ class MigratedRecipe:
         return "".join(difflib.unified_diff(old, new, f"a/{self.path.name}", f"b/{self.path.name}"))
 
 
+@dataclass(frozen=True, slots=True)
+class MigratedRow:
+    """One recipe: what happens to it, why, and what is kept of it."""
+
+    name: str
+    status: MigrationStatus
+    reason: str
+    exports: Mapping[str, str]
+    not_carried: Annotated[tuple[str, ...], Meta(description="what only its author can place")]
+
+
 @dataclass(frozen=True)
 class Migration:
     """What migrating a tree changes."""
@@ -79,8 +93,18 @@ class Migration:
     def needed(self) -> bool:
         return bool(self.of(MigrationStatus.REWRITTEN, MigrationStatus.CREATED, MigrationStatus.DELETED))
 
-    def _kept(self, recipe: MigratedRecipe) -> KeptRow:
-        return self.kept.get(recipe.name, KeptRow())
+    @property
+    def root(self) -> Path:
+        return self.tree.root
+
+    @property
+    def rows(self) -> tuple[MigratedRow, ...]:
+        """Every recipe with what was kept of it."""
+        return tuple(
+            MigratedRow(recipe.name, recipe.status, recipe.reason, kept.exports, kept.not_carried)
+            for recipe in self.recipes
+            for kept in [self.kept.get(recipe.name, KeptRow())]
+        )
 
     def apply(self) -> None:
         """Write first, delete last; a second run finds nothing to do."""
@@ -122,22 +146,20 @@ class Migration:
             lines.append("")
         return stamp("\n".join(lines), "What `torchtailor recipes migrate` did.", MARKDOWN)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "root": str(self.tree.root),
-            "release": self.release,
-            "total": self.total,
-            "recipes": [
-                {
-                    "name": recipe.name,
-                    "status": recipe.status.value,
-                    "reason": recipe.reason,
-                    "exports": dict(self._kept(recipe).exports),
-                    "not_carried": list(self._kept(recipe).not_carried),
-                }
-                for recipe in self.recipes
-            ],
-        }
+
+class MigratedTree(Struct):
+    """What migrating a tree changes."""
+
+    root: Path
+    release: str
+    total: Annotated[int, Meta(description="recipes in the tree afterwards")]
+    rows: tuple[MigratedRow, ...] = field(name="recipes")
+
+
+class MigrationDocument(Struct):
+    """What migrating all trees at a folder changes."""
+
+    trees: tuple[MigratedTree, ...]
 
 
 def migrate_recipes(

@@ -11,6 +11,8 @@ from typing import IO
 
 import msgspec
 
+from torchtailor.progress import NixProgress
+
 PREFIX = "@nix "
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NINJA = re.compile(r"\[\s*(\d+)/(\d+)\]")
@@ -33,28 +35,6 @@ class _Event(msgspec.Struct):
     msg: str = ""
     raw_msg: str = ""
     fields: list[int | str] = []
-
-
-@dataclass(frozen=True, slots=True)
-class NixProgress:
-    """The progress of a build with Nix."""
-
-    builds_done: int
-    builds_expected: int
-    current: str
-    phase: str
-    step: int
-    steps: int
-
-    def __str__(self) -> str:
-        words = [self.current or "evaluating"]
-        if self.phase:
-            words.append(self.phase)
-        if self.steps:
-            words.append(f"{self.step}/{self.steps}")
-        if self.builds_expected > 1:
-            words.append(f"(build {min(self.builds_done + 1, self.builds_expected)} of {self.builds_expected})")
-        return " ".join(words)
 
 
 @dataclass

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
+from msgspec import Struct, field
+
 from torchtailor.recipes.audit import AuditFinding, AuditReport
 from torchtailor.recipes.hashes import HashResult
 from torchtailor.recipes.migrate import Migration, MigrationStatus
@@ -80,17 +82,10 @@ def audit_lines(reports: Sequence[AuditReport]) -> Lines:
             yield LineKind.TEXT, "How to fix:"
             for rule in rules:
                 yield LineKind.TEXT, f"  {rule}: {RULES[rule].fix}"
-        how = "evaluated with Nix" if report.with_nix else "parsed, not evaluated (without Nix)"
+        how = "evaluated with Nix" if report.evaluated else "parsed, not evaluated (without Nix)"
         counts = f"{report.errors} errors, {report.warnings} warnings"
         yield LineKind.TEXT, ""
         yield LineKind.TEXT, f"{report.root}: release {report.release}, {report.recipes} recipes {how}: {counts}."
-
-
-def audit_json(reports: Sequence[AuditReport], *, strict: bool) -> dict[str, object]:
-    return {
-        "passed": all(report.passed(strict=strict) for report in reports),
-        "trees": [report.to_json() for report in reports],
-    }
 
 
 def github_lines(reports: Sequence[AuditReport], base: Path) -> Iterator[str]:
@@ -139,6 +134,21 @@ def hash_lines(results: Sequence[HashResult]) -> Lines:
         yield LineKind.TEXT, "No hash is missing."
     else:
         yield LineKind.TEXT, f"Written to {written} files." if written else "Nothing was written."
+
+
+class RuleDocument(Struct):
+    """A rule of the audit."""
+
+    id: str = field(name="rule")
+    severity: Severity
+    looks_for: str = field(name="looks for")
+    fix: str
+
+
+class RulesDocument(Struct):
+    """The rules of the audit."""
+
+    rules: tuple[RuleDocument, ...]
 
 
 def rules_rows() -> list[tuple[str, str, str, str]]:

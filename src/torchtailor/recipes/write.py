@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.methods import NIX
 from torchtailor.catalog.releases import DEFAULT_PYTHON
@@ -55,6 +58,14 @@ class Step:
     content: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class MissingRecipes:
+    """Variants that have no recipe, and why."""
+
+    reason: str
+    variants: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class WritePlan:
     """What writing a tree changes."""
@@ -71,13 +82,35 @@ class WritePlan:
         for step in self.of(Action.CREATE, Action.UPDATE):
             write_output(step.path, step.content)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "root": str(self.tree.root),
-            "release": self.release,
-            "files": [{"path": str(step.path), "action": step.action.value} for step in self.steps],
-            "missing": [{"reason": reason, "variants": list(names)} for reason, names in self.missing.items()],
-        }
+    @property
+    def root(self) -> Path:
+        return self.tree.root
+
+    @property
+    def without_recipe(self) -> tuple[MissingRecipes, ...]:
+        return tuple(MissingRecipes(reason, names) for reason, names in self.missing.items())
+
+
+class WrittenFile(Struct):
+    """One file of a tree."""
+
+    path: Path
+    action: Action
+
+
+class WrittenTree(Struct):
+    """What writing a tree changes."""
+
+    root: Path
+    release: str
+    steps: tuple[WrittenFile, ...] = msgspec.field(name="files")
+    without_recipe: tuple[MissingRecipes, ...] = msgspec.field(name="missing")
+
+
+class WriteDocument(Struct):
+    """What writing the trees of all releases changes."""
+
+    trees: tuple[WrittenTree, ...]
 
 
 def write_recipes(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchtailor.artifact.drops import drop_rules
 from torchtailor.disk import write_output
+from torchtailor.documents import plain
 from torchtailor.format import counted, human_bytes, printable
 from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult
 from torchtailor.report.parts import encoded, whole_page
@@ -41,7 +42,7 @@ def render_image(report: ImageReport) -> str:
     return whole_page(
         "image.html",
         title=f"{report.destination}: torchtailor image",
-        document=report.to_json(),
+        document=plain(report.document),
         verdict="Dry run" if report.digest is None else "Cut" if report.differs else "Unchanged",
         target=escape(report.destination),
         answer="".join(f'<p class="answer">{line}</p>' for line in _answer(report)),

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.disk import write_output
+from torchtailor.documents import plain
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
 from torchtailor.report.parts import card, encoded, json_text, whole_page
-from torchtailor.verification.output import as_json
+from torchtailor.verification.output import as_document
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
 
@@ -32,7 +33,7 @@ def write_report(report: VerifyReport, path: Path) -> None:
 
 def render(report: VerifyReport) -> str:
     """The page as one string."""
-    document = as_json(report)
+    document = plain(as_document(report))
     facts = document["facts"]
     drawn = chart(facts)
     title = f"{Path(report.target).name or report.target}: torchtailor verify"

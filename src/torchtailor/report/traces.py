@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 from torchtailor.disk import write_output
+from torchtailor.documents import plain
 from torchtailor.format import counted, human_bytes
 from torchtailor.report.parts import card, encoded, whole_page
 from torchtailor.report.svg import svg
@@ -42,7 +43,7 @@ def render_traces(traces: Mapping[str, Trace]) -> str:
     return whole_page(
         "traces.html",
         title=f"{names}: torchtailor trace",
-        document={"traces": [trace_facts(trace, path) for path, trace in traces.items()]},
+        document={"traces": plain([trace_facts(trace, path) for path, trace in traces.items()])},
         heading=escape(names),
         answer=_answer(named),
         cards="".join(map(_card, named)),

@@ -51,6 +51,15 @@ class SitePage:
     gzip: int
 
 
+@dataclass(frozen=True, slots=True)
+class SiteDocument:
+    """The site as it was written, or in a dry run would be."""
+
+    out: Path
+    dry_run: bool
+    pages: tuple[SitePage, ...]
+
+
 def render_site(catalog: Catalog | None = None) -> dict[str, bytes]:
     """All pages, by name."""
     matrix = Matrix(catalog or load_catalog())

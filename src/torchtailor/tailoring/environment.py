@@ -18,10 +18,11 @@ from torchtailor.artifact.installed import InstalledDistribution, installed_in, 
 from torchtailor.artifact.libraries import is_placeholder, is_shared_name
 from torchtailor.artifact.sites import active_environment, project_environment
 from torchtailor.disk import copy_attributes, disk_errors, give_to, hash_file, sync_folder, write_atomically
+from torchtailor.documents import plain
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
@@ -29,7 +30,7 @@ from torchtailor.tailoring.folder import nvidias_in, read_code_in
 from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, FileState, Gone, Journal, reconcile
 from torchtailor.tailoring.left_out import read_chunks, stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_library
-from torchtailor.tailoring.manifest import dropped_json, library_json
+from torchtailor.tailoring.manifest import library_json
 from torchtailor.tailoring.packs import (
     check_tools,
     folder_name,
@@ -106,7 +107,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
     """Cut the libraries of all distributions of a site-packages folder in place."""
     stripped = _Stripped(everywhere=bool(options.strip))
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     if options.dry_run:
         plan = _Plan.of(site, options)
         jobs, skipped = _jobs(plan, site / STATE_FOLDER, options)
@@ -374,7 +375,7 @@ def _drop_all(
             removed=removed,
             options=options.to_json(),
             library=None,
-            dropped=dropped_json(file),
+            dropped=plain(file),
             mode=path.stat().st_mode & 0o7777,
             record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
             added=_stub_rows(name, stubs.get(name)),

@@ -31,7 +31,7 @@ from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, Usa
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -92,7 +92,7 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
     """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
     asked = bool(options.strip)
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     _check_places(folder, output)
     check_tools(options, libraries_below(folder))
     with disk_errors(output.parent):
@@ -158,7 +158,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
     asked = bool(options.strip)
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
@@ -167,7 +167,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     _check_not_hooked(library)
     check_tools(options, [library])
     if options.split and not options.dry_run:  # a pack for nothing is not written
-        trial = tailor_file(library, output, replace(options, dry_run=True), NoProgress())
+        trial = tailor_file(library, output, replace(options, dry_run=True), Progress())
         if trial.useless_for_target:
             return replace(trial, dry_run=False)
     proprietary = needs_nvidia_option(library.name, None)

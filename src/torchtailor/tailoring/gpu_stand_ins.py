@@ -6,6 +6,7 @@ library, and those without a version that have its name. Nothing of NVIDIA's is 
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 from collections.abc import Collection, Iterable
@@ -37,6 +38,14 @@ class GpuStandIn:
     @property
     def name(self) -> str:
         return PurePosixPath(self.path).name
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from torchtailor.artifact.drops import DroppedFile
+from torchtailor.documents import Bytes, document, plain
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.surgery.result import CodeTally, LibraryResult
+from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.version import __version__
 
 SCHEMA = 1
+PlannedSha256 = Annotated[str | None, Meta(description="hexadecimal; null in a dry run")]
 
 
 def manifest(
@@ -33,7 +36,7 @@ def manifest(
     if label:
         settings["target"]["label"] = label
     settings |= no_gpu_json(stand_ins, changed_requirements or {})
-    return _encode(settings, source, output, map(library_json, libraries), map(dropped_json, dropped))
+    return _encode(settings, source, output, map(library_json, libraries), map(plain, dropped))
 
 
 def environment_manifest(
@@ -57,7 +60,7 @@ def _encode(
     """No times and no paths of this machine, so that manifests can be compared."""
     rows = sorted(libraries, key=lambda library: str(library["path"]))
     left_out = sorted(dropped, key=lambda file: str(file["path"]))
-    document = {
+    whole = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
         **options,
@@ -71,78 +74,140 @@ def _encode(
             "size_after": sum(row["size_after"] for row in rows),
         },
     }
-    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+    return (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode()
 
 
-def dropped_json(file: DroppedFile) -> dict[str, Any]:
-    """A file that the output goes without."""
-    return {"path": file.path, "rule": file.rule, "size": file.size, **({"code": file.code} if file.code else {})}
+class TargetDocument(Struct):
+    """The GPUs that code was kept for."""
+
+    gpus: tuple[str, ...]
+    archs: tuple[str, ...]
+    keep_ptx: bool
+    label: str
+
+
+class RecompressionPolicy(Struct):
+    """How code is packed again."""
+
+    level: int
+    driver: str | None
+
+
+class WorkloadPolicy(Struct):
+    """A program that the cut is for."""
+
+    trace: Annotated[str, Meta(description="its digest")]
+    margin: str
+    pack: Annotated[bool, Meta(description="whether what it does not use is kept in packs")]
+
+
+class PolicyDocument(Struct):
+    """What was chosen."""
+
+    strip: bool | None
+    nvidia: bool
+    recompress: RecompressionPolicy | None
+    drop: Annotated[tuple[str, ...], Meta(description="rules of --drop")] | UnsetType = UNSET
+    lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
+    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
+    split: Annotated[bool, Meta(description="true: all code went to packs")] | UnsetType = UNSET
+    workload: WorkloadPolicy | UnsetType = UNSET
+
+
+class LibraryPack(Struct):
+    """The pack that code of a library went to."""
+
+    name: str
+    size: Bytes
+    sha256: str
+
+
+class RecompressedDocument(Struct):
+    """Images that are stored smaller, and their bytes."""
+
+    images: int
+    before: int
+    after: int
+    level: int
+
+
+class LibraryDocument(Struct):
+    """A library; what was not read has a reason, what was changed has hashes."""
+
+    path: str
+    status: LibraryStatus
+    size_before: Bytes
+    size_after: Bytes
+    reason: str | UnsetType = UNSET
+    gpu_before: Bytes | UnsetType = UNSET
+    gpu_after: Bytes | UnsetType = UNSET
+    warnings: tuple[str, ...] | UnsetType = UNSET
+    sha256_before: PlannedSha256 | UnsetType = UNSET
+    sha256_after: PlannedSha256 | UnsetType = UNSET
+    instructions_sha256: Annotated[str | None, Meta(description="of its machine code")] | UnsetType = UNSET
+    kept: Annotated[Mapping[str, CodeTally], Meta(description="by architecture")] | UnsetType = UNSET
+    dropped: Annotated[Mapping[str, CodeTally], Meta(description="by architecture")] | UnsetType = UNSET
+    stripped: tuple[str, ...] | UnsetType = UNSET
+    moved: Annotated[Mapping[str, CodeTally], Meta(description="to a pack, by architecture")] | UnsetType = UNSET
+    packed: (
+        Annotated[Mapping[str, CodeTally], Meta(description="of what a split moved, for the targets")] | UnsetType
+    ) = UNSET
+    pack: LibraryPack | UnsetType = UNSET
+    filler: Annotated[int, Meta(description="bytes that patchelf had left, and that went")] | UnsetType = UNSET
+    zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
+    relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
+    recompressed: RecompressedDocument | UnsetType = UNSET
+    not_packed: Annotated[str, Meta(description="why --relr packed nothing of it")] | UnsetType = UNSET
+    only_ptx: (
+        Annotated[tuple[str, ...], Meta(description="the GPUs that have no machine code in it and use its PTX")]
+        | UnsetType
+    ) = UNSET
+    could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
+    could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET
+
+
+def library_document(library: LibraryResult) -> LibraryDocument:
+    """What manifests and documents say of a library."""
+    said = LibraryDocument(library.path, library.status, library.size_before, library.size_after)
+    if library.reason:
+        said.reason = library.reason
+        return said
+    said.gpu_before, said.gpu_after, said.warnings = library.gpu_before, library.gpu_after, library.warnings
+    said.only_ptx, said.not_packed = library.only_ptx or UNSET, library.not_packed or UNSET
+    said.could_save, said.could_strip = library.could_save or UNSET, library.could_strip or UNSET
+    if not library.status.changed:
+        return said
+    said.sha256_before, said.sha256_after = library.sha256_in or None, library.sha256_out or None
+    said.instructions_sha256 = library.instructions_sha256 or None
+    said.kept, said.dropped, said.stripped = library.kept, library.dropped, library.stripped
+    if library.moved:
+        said.moved, said.packed = library.moved, library.packed or UNSET
+        said.pack = LibraryPack(library.pack, library.pack_size, library.pack_sha256) if library.pack else UNSET
+    said.filler, said.zeroed, said.relr = library.filler or UNSET, library.zeroed or UNSET, library.relr or UNSET
+    said.recompressed = document(RecompressedDocument, library.recompressed) if library.recompressed else UNSET
+    return said
+
+
+class StandInDocument(Struct):
+    """A library in the place of one of NVIDIA's, with --gpu none."""
+
+    path: str
+    symbols: int
+    size: Bytes
+    sha256: str
 
 
 def no_gpu_json(stand_ins: Sequence[GpuStandIn], changed_requirements: Mapping[str, str | None]) -> dict[str, Any]:
     """What replaces the packages that are for a GPU only, and what is left of the requirements of them."""
-    rows = [
-        {
-            "path": one.path,
-            "symbols": one.symbols,
-            "size": len(one.content),
-            "sha256": hashlib.sha256(one.content).hexdigest(),
-        }
-        for one in stand_ins
-    ]
-    return _present({"stand_ins": rows, "changed_requirements": dict(changed_requirements)})
+    rows = [plain(document(StandInDocument, one)) for one in stand_ins]
+    said = {"stand_ins": rows, "changed_requirements": dict(changed_requirements)}
+    return {name: value for name, value in said.items() if value}
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:
-    """One library of a manifest."""
-    document: dict[str, Any] = {
-        "path": library.path,
-        "status": library.status.value,
-        "size_before": library.size_before,
-        "size_after": library.size_after,
-    }
-    if library.reason:
-        return {**document, "reason": library.reason}
-    document |= {
-        "gpu_before": library.gpu_before,
-        "gpu_after": library.gpu_after,
-        "warnings": list(library.warnings),
-    }
-    if library.status.changed:
-        document |= {
-            "sha256_before": library.sha256_in or None,
-            "sha256_after": library.sha256_out or None,
-            "instructions_sha256": library.instructions_sha256 or None,
-            "kept": tallies_json(library.kept),
-            "dropped": tallies_json(library.dropped),
-            "stripped": list(library.stripped),
-        }
-        if library.moved:
-            document["moved"] = tallies_json(library.moved)
-            if library.packed:
-                document["packed"] = tallies_json(library.packed)
-            if library.pack:
-                document["pack"] = {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256}
-        document |= _present({"filler": library.filler, "zeroed": library.zeroed, "relr": library.relr})
-        if done := library.recompressed:
-            document["recompressed"] = {
-                "images": done.images,
-                "before": done.before,
-                "after": done.after,
-                "level": done.level,
-            }
-    return document | _present(
-        {
-            "only_ptx": list(library.only_ptx),
-            "not_packed": library.not_packed,
-            "could_save": library.could_save,
-            "could_strip": library.could_strip,
-        }
-    )
-
-
-def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value}
+    """One library of a manifest or journal."""
+    row: dict[str, Any] = plain(library_document(library))
+    return row
 
 
 def label_of(data: bytes) -> str:
@@ -152,8 +217,3 @@ def label_of(data: bytes) -> str:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInputError("torchtailor.json is not a torchtailor manifest.", "Fetch the wheel again.") from error
     return str(label)
-
-
-def tallies_json(tallies: Mapping[str, CodeTally]) -> dict[str, dict[str, int]]:
-    """Images and bytes, by architecture."""
-    return {name: {"images": tally.images, "stored": tally.stored} for name, tally in tallies.items()}

@@ -9,14 +9,16 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import copy_attributes, disk_errors, give_to, sync_folder
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.host.pythons import find_uv
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.tailoring.delta import rebuild
 from torchtailor.tailoring.environment import environment_sites, link_again
 from torchtailor.tailoring.journal import STATE_FOLDER, Change, FileState, Journal, reconcile
@@ -34,10 +36,18 @@ class RestoreResult:
     """What was restored, and what has to be reinstalled because what was removed was not kept."""
 
     site: Path
-    libraries: tuple[str, ...]  # and other files
-    size: int  # bytes of the restored files
+    libraries: Annotated[tuple[str, ...], Meta(description="and other files")]
+    size: Annotated[int, Meta(description="bytes of the restored files")]
     to_reinstall: tuple[str, ...]  # `torch==2.10.0`
-    commands: tuple[str, ...]
+    commands: Annotated[tuple[str, ...], Meta(description="what reinstalls packages whose removed code was not kept")]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored in an environment, or in a dry run would be."""
+
+    dry_run: bool
+    environments: tuple[RestoreResult, ...]
 
 
 def restore(
@@ -49,7 +59,7 @@ def restore(
 
 def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:
     """Restore every file whose removed bytes were kept."""
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     if not (site / STATE_FOLDER).is_dir() and not (site / STATE_FOLDER).is_symlink():
         return RestoreResult(site, (), 0, (), ())
     with (

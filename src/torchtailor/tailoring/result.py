@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile
+from torchtailor.documents import Bytes, document
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
-from torchtailor.tailoring.manifest import dropped_json, library_json, no_gpu_json
+from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -21,12 +24,9 @@ class PackWheel:
     """A wheel of the packs for one GPU, which a split makes beside the one without GPU code."""
 
     path: Path
-    target: str  # the GPU: `sm90`
+    target: Annotated[str, Meta(description="the GPU: `sm90`")]
     size: int
     sha256: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"path": str(self.path), "target": self.target, "size": self.size, "sha256": self.sha256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +94,47 @@ class TailorResult:
             return not any(library.packed for library in with_code)
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)
 
-    def to_json(self) -> dict[str, Any]:
-        """The input's row of `tailor --json`; what only a finished output has is null where there is none."""
+    @property
+    def document(self) -> TailoredInput:
+        """The row of `tailor --json`; what only a finished output has is null where there is none."""
         planned = self.dry_run and self.differs
         unknown = planned and self.kind is ArtifactKind.WHEEL  # how well it compresses
-        return {
-            "kind": self.kind.value,
-            "source": str(self.source),
-            "output": self.output and str(self.output),
-            "size_before": self.size_before,
-            "size_after": None if unknown else self.size_after,
-            "sha256_before": self.sha256_before or None,
-            "sha256_after": (not planned and self.sha256_after) or None,
-            "removed_size": self.removed_size,
-            "unopened": self.unopened,
-            "could_save": self.could_save,
-            "could_leave_out": self.could_leave_out,
-            "could_strip": self.could_strip,
-            "could_drop_lto": self.could_drop_lto,
-            "useless_for_target": self.useless_for_target,
-            "notes": list(self.notes),
-            "dropped_files": [dropped_json(file) for file in self.dropped_files],
-            "libraries": [library_json(library) for library in self.libraries],
-            **({"pack_wheels": [wheel.to_json() for wheel in self.pack_wheels]} if self.pack_wheels else {}),
-            **no_gpu_json(self.stand_ins, self.changed_requirements),
-        }
+        return document(
+            TailoredInput,
+            self,
+            size_after=None if unknown else self.size_after,
+            sha256_before=self.sha256_before or None,
+            sha256_after=(not planned and self.sha256_after) or None,
+            libraries=[*map(library_document, self.libraries)],
+            stand_ins=self.stand_ins or UNSET,
+            changed_requirements=self.changed_requirements or UNSET,
+            pack_wheels=self.pack_wheels or UNSET,
+        )
+
+
+class TailoredInput(Struct):
+    """One path, or one site-packages folder of an environment."""
+
+    kind: ArtifactKind
+    source: Path
+    output: Path | None
+    size_before: Bytes
+    size_after: Annotated[int | None, Meta(description="bytes; null for a wheel in a dry run that would change it")]
+    sha256_before: Annotated[str | None, Meta(description="hexadecimal; null for folders and environments")]
+    sha256_after: Annotated[str | None, Meta(description="hexadecimal; null also in a dry run that would change it")]
+    removed_size: Annotated[int, Meta(description="bytes that --keep-removed keeps")]
+    unopened: Annotated[int, Meta(description="bytes of large files that the workload never opened")]
+    could_save: Bytes
+    could_leave_out: Bytes
+    could_strip: Bytes
+    could_drop_lto: Bytes
+    dropped_files: tuple[DroppedFile, ...]
+    useless_for_target: bool
+    notes: tuple[str, ...]
+    libraries: tuple[LibraryDocument, ...]
+    stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
+    changed_requirements: (
+        Annotated[dict[str, str | None], Meta(description="what is left of each without a GPU; null: nothing")]
+        | UnsetType
+    ) = UNSET
+    pack_wheels: Annotated[tuple[PackWheel, ...], Meta(description="of a split")] | UnsetType = UNSET

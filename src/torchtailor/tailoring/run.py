@@ -15,20 +15,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.catalog import Capability, load_catalog
+from torchtailor.documents import Seconds, document
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
 from torchtailor.processes import run_all, tidying_up
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
-from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.manifest import PolicyDocument, TargetDocument
+from torchtailor.tailoring.result import TailoredInput, TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
@@ -127,18 +131,37 @@ class TailorReport:
         libraries = (library for result in self.results for library in result.libraries)
         return sum(str(device) in library.only_ptx for library in libraries)
 
-    def to_json(self) -> dict[str, Any]:
-        """The document of `tailor --json`."""
-        return {
-            "dry_run": self.options.dry_run,
-            "seconds": round(self.seconds, 3),
+    @property
+    def document(self) -> TailorDocument:
+        """What `tailor --json` prints."""
+        return document(
+            TailorDocument,
+            self,
+            dry_run=self.options.dry_run,
+            seconds=round(self.seconds, 3),
             **self.options.to_json(),
-            "inputs": [result.to_json() for result in self.results],
-            "failures": [
-                {"source": str(failure.source), "error": failure.error.message, "hint": failure.error.hint}
-                for failure in self.failures
-            ],
-        }
+            inputs=[result.document for result in self.results],
+            failures=[FailedInput(one.source, one.error.message, one.error.hint) for one in self.failures],
+        )
+
+
+class FailedInput(Struct):
+    """One path that could not be tailored."""
+
+    source: Path
+    error: str
+    hint: str
+
+
+class TailorDocument(Struct):
+    """What was cut, path by path."""
+
+    dry_run: bool
+    seconds: Seconds
+    target: TargetDocument
+    policy: PolicyDocument
+    inputs: tuple[TailoredInput, ...]
+    failures: tuple[FailedInput, ...]
 
 
 def tailor(
@@ -289,7 +312,7 @@ def _tailor_tasks(
     wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
     done: dict[TailorTask, TailorResult | TailorFailure] = {}
     if len(wheels) > 1 and options.workers > 1:
-        done.update(_tailor_wheels(wheels, options, progress or NoProgress()))
+        done.update(_tailor_wheels(wheels, options, progress or Progress()))
     for task in tasks:
         yield done.get(task) or _tailor_one(task, options, progress)
 

@@ -19,9 +19,10 @@ from packaging.utils import canonicalize_name
 
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.disk import hash_file
+from torchtailor.documents import plain
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
-from torchtailor.tailoring.manifest import SCHEMA, tallies_json
+from torchtailor.tailoring.manifest import SCHEMA
 from torchtailor.tailoring.packs import folder_name, pack_folder
 from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.result import PackWheel
@@ -180,7 +181,7 @@ def _manifest(
                 "path": one.path,
                 "status": one.status.value,
                 "pack": {"name": one.pack, "size": one.pack_size, "sha256": one.pack_sha256},
-                "packed": tallies_json(one.packed),
+                "packed": plain(one.packed),
             }
             for one in sorted(libraries, key=lambda one: one.path)
             if one.moved_digest

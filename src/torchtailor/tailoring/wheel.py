@@ -21,7 +21,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import FilesLeftOut, TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
@@ -138,7 +138,7 @@ def tailor_wheel_each(
 
     Reading, unpacking and checking is done once, and so is the packing of libraries that come out the same.
     """
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     first = orders[0]
     with WheelArchive(wheel) as archive, disk_errors(first.folder):
         try:

@@ -11,7 +11,6 @@ from torchtailor.ui.console import (
     print_text,
     printed_documents,
     progress,
-    schema_of,
     table,
 )
 
@@ -27,6 +26,5 @@ __all__ = [
     "print_text",
     "printed_documents",
     "progress",
-    "schema_of",
     "table",
 ]

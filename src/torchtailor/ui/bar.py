@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from torchtailor.format import human_bytes
+from torchtailor.progress import Progress
 from torchtailor.ui.console import progress
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class ProgressBar:
+class ProgressBar(Progress):
     """One bar at a time; its thread starts with the first advance, when worker processes have been forked."""
 
     def __init__(self, *, quiet: bool) -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -52,28 +52,27 @@ def _console(*, stderr: bool) -> Console:
     return CleanConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
 
-SCHEMA_VERSION = 1  # of every document that --json prints; docs/json.md
-_documents = 0
+_printed = 0
 
 
-def schema_of(name: str) -> str:
-    """What `schema` is in a document of this name."""
-    return f"torchtailor-{name}/{SCHEMA_VERSION}"
-
-
-def print_json(name: str, value: Any) -> None:
-    """Write one JSON document to stdout: an object (a dataclass or a mapping) with its schema as the first key."""
+def print_json(name: str, result: object, **more: object) -> None:
+    """Write one JSON document to stdout, with its schema as the first key: that of a result, or of its top-level keys;
+    `more` are fields that the result does not have."""
     import msgspec
 
-    global _documents  # noqa: PLW0603  (one process writes one document)
-    plain = msgspec.to_builtins(value, enc_hook=_encode, order="deterministic")
-    document = {"schema": schema_of(name)} | {key: plain[key] for key in plain if key != "schema"}
+    from torchtailor.documents import document, plain
+    from torchtailor.ui.documents import DOCUMENTS, document_type, schema_of
+
+    global _printed  # noqa: PLW0603  (one process writes one document)
+    shape = document_type(name) if name in DOCUMENTS else type(result)  # a build method of one's own has its own
+    values = plain(document(shape, result, **more))
+    whole = {"schema": schema_of(name)} | {key: value for key, value in values.items() if key != "schema"}
     try:
-        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+        text = msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
     except UnicodeEncodeError:  # file names that are not UTF-8; Python reads them back from `\\udc..`
-        text = json.dumps(document, indent=2)
+        text = json.dumps(whole, indent=2)
     sys.stdout.write(_TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-    _documents += 1
+    _printed += 1
 
 
 _lines_are_json = False
@@ -94,7 +93,7 @@ def print_event(event: Mapping[str, object]) -> None:
 
 def printed_documents() -> int:
     """How many JSON documents were written so far."""
-    return _documents
+    return _printed
 
 
 def print_text(text: str) -> None:
@@ -163,10 +162,3 @@ def progress(*, quiet: bool = False) -> Progress:
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
-
-
-def _encode(value: object) -> object:
-    for convert in (getattr(value, "to_json", None), getattr(value, "__str__", None)):
-        if convert is not None:
-            return convert()
-    raise NotImplementedError(type(value))

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
 
 from torchtailor.catalog import Catalog
 from torchtailor.disk import cache_folder
+from torchtailor.documents import Date, Seconds
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.finder import Finder
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.upkeep.facts import read_facts
 from torchtailor.upkeep.news import News, ReadBuild, describe, new_lines
 from torchtailor.upkeep.remote import open_listed
@@ -30,10 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredWheel:
-    """What was measured in one wheel."""
+    """What was measured in one wheel; `special` is code that only some of its containers hold, such as sm_90a."""
 
     wheel: str
-    measured: Measured
+    architectures: str  # as TORCH_CUDA_ARCH_LIST has them
+    special: tuple[str, ...]
+    baseline: tuple[str, ...]
+    loading: tuple[str, ...]
+    libraries: int
+
+    @classmethod
+    def of(cls, wheel: str, measured: Measured) -> MeasuredWheel:
+        special = tuple(map(str, measured.special))
+        return cls(wheel, measured.arch_list, special, measured.baseline, measured.loading, measured.libraries)
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,34 @@ class CatalogUpdate:
     wheels_read: int
     bytes_read: int
     seconds: float
+    written: tuple[Path, ...] = ()  # files that have the rows now
 
     @property
     def behind(self) -> bool:
         return bool(self.news)
+
+    @property
+    def toml(self) -> str:
+        """The rows to add."""
+        return self.rows.text
+
+
+class CatalogUpdateDocument(Struct):
+    """What is new on the indexes, and the rows for it."""
+
+    behind: bool
+    checked: Date
+    catalog_checked: Date
+    news: tuple[News, ...]
+    measured: tuple[MeasuredWheel, ...]
+    toml: Annotated[str, Meta(description="the rows to add")]
+    written: tuple[Path, ...]
+    locations: tuple[str, ...]
+    problems: tuple[str, ...]
+    complete: Annotated[bool, Meta(description="whether every configured index and every new wheel was read")]
+    wheels_read: int
+    bytes_read: int
+    seconds: Seconds
 
 
 def find_updates(
@@ -69,7 +105,7 @@ def find_updates(
 ) -> CatalogUpdate:
     """Compare the indexes with the catalog; with `measured`, also read the libraries of new wheels."""
     start, day = clock(), (today or date.today()).isoformat()
-    measuring = _measuring(scratch or cache_folder(), progress or NoProgress()) if measured else None
+    measuring = _measuring(scratch or cache_folder(), progress or Progress()) if measured else None
     listed = survey(finder, catalog)
     reader = _Reader(finder, measuring)
     maker = RowMaker(catalog, day)
@@ -123,5 +159,5 @@ class _Reader:
             return None
         self.count += 1
         if found is not None:
-            self.measured.append(MeasuredWheel(file.filename, found))
+            self.measured.append(MeasuredWheel.of(file.filename, found))
         return ReadBuild(build, facts, found)

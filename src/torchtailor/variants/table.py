@@ -33,6 +33,14 @@ class MatrixRow:
     methods: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixTable:
+    """The variants that were asked for."""
+
+    count: int
+    variants: tuple[MatrixRow, ...]
+
+
 def row(catalog: Catalog, variant: Variant) -> MatrixRow:
     return MatrixRow(
         unique_name=variant.unique_name,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
@@ -45,8 +48,10 @@ class Explanation:
     name: str
     possible: bool
     verdicts: tuple[BuildVerdict, ...]
-    text: str
-    instead: str | None = None  # the variant whose official wheel runs on the GPU, where none of this name does
+    text: Annotated[str, Meta(description="all of it in words")]
+    instead: Annotated[
+        str | None, Meta(description="the variant whose official wheel runs on the GPU, where none of this name does")
+    ] = None
 
 
 def explain(matrix: Matrix, name: str, *, release: str | None = None, python: str | None = None) -> Explanation:

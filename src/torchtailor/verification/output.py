@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from xml.etree import ElementTree
 
 import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from torchtailor.disk import write_output
 from torchtailor.errors import BadInputError
@@ -20,44 +21,88 @@ FORMAT = 1
 _NOT_XML = {code: " " for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
 
 
-def as_json(report: VerifyReport) -> dict[str, Any]:
-    """The document that `--json` prints; `from_json` reads it back."""
-    return {
-        "format": FORMAT,
-        "target": report.target,
-        "passed": report.passed,
-        "level_not_reached": report.not_reached,
-        "counts": {outcome.value: report.count(outcome) for outcome in CheckOutcome},
-        "facts": _plain(report.facts),
-        "checks": [_check_json(check) for check in report.checks],
-    }
+class CheckDocument(Struct):
+    """One line of a verification."""
+
+    level: Level
+    name: str
+    outcome: CheckOutcome
+    reason: Annotated[str, Meta(description="a sentence")] = ""
+    details: dict[str, Any] | UnsetType = UNSET
+    seconds: float | UnsetType = UNSET
 
 
-def from_json(document: bytes | str) -> VerifyReport:
+class VerifyDocument(Struct):
+    """All checks of one target, in the order in which they were made."""
+
+    target: str
+    passed: bool
+    level_not_reached: Annotated[str, Meta(description="why the level asked for could not be checked, or empty")]
+    counts: Annotated[dict[str, int], Meta(description="by outcome")]
+    facts: Annotated[dict[str, Any], Meta(description="see [verify.md](verify.md)")]
+    checks: tuple[CheckDocument, ...]
+    format: int = FORMAT
+
+
+class _Written(Struct):
+    """What is read of a report: all else follows from it."""
+
+    target: str
+    checks: tuple[CheckDocument, ...]
+    facts: dict[str, Any] = {}
+
+
+class _WrittenFormat(Struct):
+    format: int
+
+
+def as_document(report: VerifyReport) -> VerifyDocument:
+    """The document that `--json` prints; `read_report` reads it back."""
+    return VerifyDocument(
+        report.target,
+        report.passed,
+        report.not_reached,
+        {outcome.value: report.count(outcome) for outcome in CheckOutcome},
+        _plain(report.facts),
+        tuple(
+            CheckDocument(
+                check.level,
+                check.name,
+                check.outcome,
+                check.reason,
+                _plain(check.details) or UNSET,
+                UNSET if check.seconds is None else round(check.seconds, 6),
+            )
+            for check in report.checks
+        ),
+    )
+
+
+def read_report(document: bytes | str) -> VerifyReport:
     """Read a report that was written as JSON."""
     try:
-        data = msgspec.json.decode(document)
-        if data["format"] != FORMAT:
+        if (written := msgspec.json.decode(document, type=_WrittenFormat).format) != FORMAT:
             raise BadInputError(
-                f"This verification report has format {data['format']}, and this torchtailor reads {FORMAT}.",
+                f"This verification report has format {written}, and this torchtailor reads {FORMAT}.",
                 "Verify again, or use the torchtailor that wrote it.",
             )
-        checks = tuple(
-            Check(
-                Level(row["level"]),
-                row["name"],
-                CheckOutcome(row["outcome"]),
-                row.get("reason", ""),
-                row.get("details", {}),
-                row.get("seconds"),
-            )
-            for row in data["checks"]
-        )
-        return VerifyReport(data["target"], checks, data.get("facts", {}))
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        read = msgspec.json.decode(document, type=_Written)
+    except msgspec.DecodeError as error:
         raise BadInputError(
             f"This is not a verification report: {error}.", "Write one with `torchtailor verify --json`."
         ) from error
+    checks = (
+        Check(
+            row.level,
+            row.name,
+            row.outcome,
+            row.reason,
+            row.details or {},
+            row.seconds if row.seconds is not UNSET else None,
+        )
+        for row in read.checks
+    )
+    return VerifyReport(read.target, tuple(checks), read.facts)
 
 
 def as_junit(report: VerifyReport) -> bytes:
@@ -85,26 +130,12 @@ def as_junit(report: VerifyReport) -> bytes:
 
 
 def write_json(report: VerifyReport, path: Path) -> None:
-    encoded = msgspec.json.encode(as_json(report), order="deterministic")
+    encoded = msgspec.json.encode(as_document(report), order="deterministic")
     write_output(path, msgspec.json.format(encoded, indent=2) + b"\n")
 
 
 def write_junit(report: VerifyReport, path: Path) -> None:
     write_output(path, as_junit(report))
-
-
-def _check_json(check: Check) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "level": check.level.value,
-        "name": check.name,
-        "outcome": check.outcome.value,
-        "reason": check.reason,
-    }
-    if check.details:
-        row["details"] = _plain(check.details)
-    if check.seconds is not None:
-        row["seconds"] = round(check.seconds, 6)
-    return row
 
 
 def _counts(checks: tuple[Check, ...]) -> dict[str, str]:

@@ -12,8 +12,8 @@ from torchtailor.artifact.roots import SystemRoot
 from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.errors import UsageError
 from torchtailor.host.targets import read_gpus
+from torchtailor.progress import Progress
 from torchtailor.verification.levels import running_checks
-from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Level, VerifyReport
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
@@ -30,7 +30,7 @@ def verify(
     level: Level | Literal["all", "static", "import", "gpu"] = "all",
     python: Path | None = None,
     root: Path | str | None = None,
-    progress: VerifyProgress | None = None,
+    progress: Progress | None = None,
     catalog: Catalog | None = None,
 ) -> VerifyReport:
     """Check an artifact: its GPU code, host code, files, import, and results on the GPU.
@@ -46,7 +46,7 @@ def verify(
     if root is not None and asked is None:
         asked = Level.IMPORT  # to be imported there is why it was named
     catalog = catalog or load_catalog()
-    progress = progress or NoVerifyProgress()
+    progress = progress or Progress()
     artifact = path if isinstance(path, Artifact) else open_artifact(Path(path))
     stock = against if isinstance(against, Artifact) else open_artifact(Path(against)) if against else None
     within = SystemRoot.open(Path(root)) if root is not None else None

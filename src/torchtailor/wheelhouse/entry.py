@@ -31,10 +31,6 @@ class StockWheel:
     size: int
     url: str = ""  # empty where it is a path of this machine
 
-    def to_json(self) -> dict[str, object]:
-        document: dict[str, object] = {"filename": self.filename, "sha256": self.sha256, "size": self.size}
-        return document | ({"url": self.url} if self.url else {})
-
 
 @dataclass(frozen=True)
 class WheelhouseEntry:
@@ -62,21 +58,6 @@ class WheelhouseEntry:
         if self.step is WheelStep.PACKS:  # part of what the other wheel was made of
             return 0
         return self.stock.size if self.stock else self.size
-
-    def to_json(self) -> dict[str, object]:
-        document: dict[str, object] = {
-            "name": self.name.project,
-            "step": self.step.value,
-            "output": {"filename": self.filename, "sha256": self.sha256, "size": self.size},
-            "required_by": list(self.required_by),
-        }
-        if self.stock:
-            document["input"] = self.stock.to_json()
-        if self.libraries:
-            document["libraries"] = list(self.libraries)
-        if self.why:
-            document["why"] = self.why
-        return document
 
 
 @dataclass(frozen=True)
@@ -119,13 +100,3 @@ class WheelhouseDescription:
             requested=requested,
             details=details,
         )
-
-    def to_json(self) -> dict[str, object]:
-        """The manifest's description; nothing in it depends on when or where it was made."""
-        return {
-            "variant": self.variant,
-            "target": {"gpu": self.gpu, "isa": self.isa, "arch": self.arch, "python": self.python},
-            "pytorch": {"version": self.pytorch, "build": self.build, "release": self.release},
-            "way": self.method,
-            **self.details,
-        }

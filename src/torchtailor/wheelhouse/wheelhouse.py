@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from packaging.version import Version
 
 from torchtailor.disk import new_folder, place_verified
+from torchtailor.documents import plain
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
@@ -70,19 +72,20 @@ class Wheelhouse:
     def uv_line(self) -> str:
         return f"uv pip install --default-index {self.index_url} {shlex.join(self.requirements)}"
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "variant": self.variant,
-            "path": str(self.path),
-            "torch": self.torch_version,
-            "index_url": self.index_url,
-            "pip": self.pip_line,
-            "uv": self.uv_line,
-            "input_bytes": self.input_bytes,
-            "output_bytes": self.output_bytes,
-            "wheels": self.wheels,
-            "wheels_cut": self.changed,
-        }
+
+class WheelhouseDocument(msgspec.Struct):
+    """A folder that pip and uv install from."""
+
+    variant: str
+    path: Path
+    torch_version: str = msgspec.field(name="torch")
+    index_url: str
+    pip_line: Annotated[str, Meta(description="the command that installs it")] = msgspec.field(name="pip")
+    uv_line: Annotated[str, Meta(description="the command that installs it")] = msgspec.field(name="uv")
+    input_bytes: int
+    output_bytes: int
+    wheels: int
+    changed: int = msgspec.field(name="wheels_cut")
 
 
 CheckWheels = Callable[[Path], Mapping[str, object]]
@@ -138,48 +141,69 @@ def manifest(
 ) -> bytes:
     """What was made, from what, and how; nothing in it depends on when or where."""
     versions = {entry.name.project: str(Version(entry.name.version)) for entry in entries}
-    document = {
-        "schema": SCHEMA,
-        "tool": {"name": "torchtailor", "version": __version__},
-        **description.to_json(),
-        **more,
-        "requirements": [
+    written = Manifest(
+        variant=description.variant,
+        target=_ListedTarget(description.python, description.arch, description.gpu, description.isa),
+        pytorch=_ListedBuild(description.build, description.pytorch, description.release),
+        way=description.method,
+        requirements=[
             f"{name}=={versions[project]}"
             for name in description.requested
             if (project := name.partition("[")[0]) in versions
         ],
-        "wheels": [entry.to_json() for entry in sorted(entries, key=lambda entry: entry.name.project)],
-        "totals": {
-            "input_bytes": sum(entry.input_size for entry in entries),
-            "output_bytes": sum(entry.size for entry in entries),
-        },
-    }
+        wheels=[_listed(entry) for entry in sorted(entries, key=lambda entry: entry.name.project)],
+        totals=_ListedTotals(sum(entry.input_size for entry in entries), sum(entry.size for entry in entries)),
+    )
+    tool = {"name": "torchtailor", "version": __version__}
+    document = {**description.details, **more, **plain(written), "schema": SCHEMA, "tool": tool}
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-class _ListedFile(msgspec.Struct):
+def _listed(entry: WheelhouseEntry) -> ManifestWheel:
+    stock = entry.stock
+    return ManifestWheel(
+        ManifestFile(entry.filename, entry.sha256, entry.size),
+        entry.step,
+        input=ManifestFile(stock.filename, stock.sha256, stock.size, stock.url or UNSET) if stock else UNSET,
+        name=entry.name.project,
+        required_by=entry.required_by,
+        libraries=entry.libraries or UNSET,
+        why=entry.why or UNSET,
+    )
+
+
+class ManifestFile(msgspec.Struct):
+    """A file of a manifest; no address where it is a path of the machine that made it."""
+
     filename: FileName
     sha256: Sha256
     size: Size
-    url: WebAddress = ""
+    url: WebAddress | UnsetType = UNSET
 
 
 class ManifestWheel(msgspec.Struct):
     """A wheel of a manifest: what it is, what was done to it, and of what it was made."""
 
-    output: _ListedFile
+    output: ManifestFile
     step: WheelStep
-    input: _ListedFile | None = None
+    input: ManifestFile | UnsetType = UNSET
+    name: str = ""
+    required_by: tuple[str, ...] = ()
+    libraries: tuple[Mapping[str, object], ...] | UnsetType = UNSET  # what was cut
+    why: str | UnsetType = UNSET  # why it was not cut
 
 
 class _ListedTarget(msgspec.Struct):
     python: Label
     arch: Label
     gpu: Label | None = None
+    isa: str = ""
 
 
 class _ListedBuild(msgspec.Struct):
     build: Label
+    version: str = ""
+    release: str = ""
 
 
 class _ListedTotals(msgspec.Struct):
@@ -188,14 +212,15 @@ class _ListedTotals(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """What is read of the manifest of a wheelhouse, which others may have written."""
+    """The manifest of a wheelhouse, which others may have written; what a build method adds is not read."""
 
     variant: Label
     target: _ListedTarget
     pytorch: _ListedBuild
-    requirements: Annotated[list[PinnedRequirement], msgspec.Meta(min_length=1)]
+    requirements: Annotated[list[PinnedRequirement], Meta(min_length=1)]
     wheels: list[ManifestWheel]
     totals: _ListedTotals
+    way: str = ""
 
     @property
     def index_name(self) -> str:

@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from torchtailor.disk import check_replaceable, disk_errors, write_atomically
+from torchtailor.documents import Bytes
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.trust import Limit, PathPart, RelativePath, Size, read_limited
 
@@ -90,27 +91,36 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
 
 
-def trace_facts(trace: Trace, name: str) -> dict[str, Any]:
-    """What a trace holds, in figures, as `--json` has it."""
-    return {
-        "trace": name,
-        "label": trace.label,
-        "processes": trace.processes,
-        "programs": list(trace.programs),
-        "libraries": [
-            {
-                "name": one.name,
-                "identity": one.identity,
-                "containers": one.containers,
-                "used": len(one.used),
-                "stored": one.stored,
-                "stored_used": one.stored_used,
-            }
-            for one in trace.libraries
-        ],
-        "opened": len(trace.opened),
-        "lost": list(trace.lost),
-    }
+class TraceLibrary(msgspec.Struct):
+    """What was used of one library; sizes are of the library that was recorded."""
+
+    name: str
+    identity: Annotated[str, msgspec.Meta(description="the same for a library and whatever was cut from it")]
+    containers: int
+    used: int
+    stored: Bytes
+    stored_used: Bytes
+
+
+class TraceDocument(msgspec.Struct):
+    """What a trace holds, in figures."""
+
+    trace: Annotated[str, msgspec.Meta(description="the file")]
+    label: Annotated[str, msgspec.Meta(description="what the versions of wheels are labelled with")]
+    processes: int
+    programs: tuple[str, ...]
+    libraries: tuple[TraceLibrary, ...]
+    opened: Annotated[int, msgspec.Meta(description="files that were opened")]
+    lost: Annotated[tuple[str, ...], msgspec.Meta(description="what could not be recorded")]
+
+
+def trace_facts(trace: Trace, name: str) -> TraceDocument:
+    """What a trace holds, in figures."""
+    libraries = tuple(
+        TraceLibrary(one.name, one.identity, one.containers, len(one.used), one.stored, one.stored_used)
+        for one in trace.libraries
+    )
+    return TraceDocument(name, trace.label, trace.processes, trace.programs, libraries, len(trace.opened), trace.lost)
 
 
 def merge_traces(traces: Iterable[Trace]) -> Trace:

@@ -25,9 +25,9 @@ from torchtailor.errors import (
     TorchtailorError,
 )
 from torchtailor.ledger.ledger import Ledger, Result
+from torchtailor.progress import NixProgress, Progress
 from torchtailor.recipes.hashes import fetch_source, find_hashes, prefetch_tarball, to_sri
 from torchtailor.recipes.nix import find_tool, run_nix
-from torchtailor.recipes.nixlog import NixProgress
 from torchtailor.recipes.pins import read_lock
 from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.recipes.write import plan_trees, recipe_variants
@@ -35,7 +35,7 @@ from torchtailor.recipes.write import plan_trees, recipe_variants
 pytestmark = [needs_nix, pytest.mark.nix]
 
 
-class Watch:
+class Watch(Progress):
     def __init__(self) -> None:
         self.seen: list[NixProgress] = []
 

@@ -188,7 +188,7 @@ def test_syntax_is_nixs_own_word(tmp_path: Path) -> None:
 
 def test_the_audit_of_a_handmade_tree_with_nix(catalog: Catalog) -> None:
     (report,) = audit(catalog, HANDMADE, use_nix=True)
-    assert report.with_nix
+    assert report.evaluated
     by_file = {(Path(finding.file).stem, finding.rule) for finding in report.findings}
     assert ("pytorch-python313-cuda13_0-sm121-armv9-nightly", "evaluation") in by_file
     assert ("pytorch-python313-cuda13_0-sm110-armv9", "cuda-name") in by_file  # it evaluates to nixpkgs' default CUDA

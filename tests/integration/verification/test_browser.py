@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.unit.verification.test_report import EVIL, library, report
+from torchtailor.documents import plain
 from torchtailor.format import human_bytes
 from torchtailor.report import write_report
 from torchtailor.report.chart import chart
-from torchtailor.verification.output import as_json
+from torchtailor.verification.output import as_document
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.facts import HOST
 
@@ -78,7 +79,7 @@ def test_nothing_is_fetched_but_the_page(page: Any) -> None:
 
 def test_the_embedded_data_is_the_json(page: Any) -> None:
     embedded = ask(page, "return JSON.parse(document.getElementById('data').textContent)")
-    assert embedded == json.loads(json.dumps(as_json(report())))
+    assert embedded == json.loads(json.dumps(plain(as_document(report()))))
 
 
 def test_bars_are_drawn_and_their_lengths_are_the_bytes(page: Any) -> None:
@@ -87,7 +88,7 @@ def test_bars_are_drawn_and_their_lengths_are_the_bytes(page: Any) -> None:
         """return [...document.querySelectorAll('[data-library="torch/lib/libtorch_cuda.so"] rect')].map(
             r => [r.dataset.when, r.dataset.label, Number(r.dataset.bytes), r.getBoundingClientRect().width])""",
     )
-    facts = as_json(report())["facts"]
+    facts = as_document(report()).facts
     row = next(row for row in facts["libraries"] if row["name"].endswith("libtorch_cuda.so"))
     assert {label: size for when, label, size, _ in drawn if when == "before"} == row["before"]["bytes"]
     assert {label: size for when, label, size, _ in drawn if when == "after"} == row["bytes"]

@@ -12,7 +12,6 @@ from tests.catalogs import load_pinned
 from tests.unit.backends.stack import fill
 from tests.unit.fetch.serving import Site, serve
 from torchtailor.backends.choose import choose
-from torchtailor.backends.progress import NoBuildProgress
 from torchtailor.backends.wheel.backend import WheelBackend
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import WheelPlan
@@ -24,6 +23,7 @@ from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ class Workshop:
         return self.backend(options, **changes).plan(choices, self.out)
 
     def run(self, plan: WheelPlan, **changes: object) -> WheelBuildResult:
-        return self.backend(plan.options, **changes).run(plan, NoBuildProgress())
+        return self.backend(plan.options, **changes).run(plan, Progress())
 
     def build(self, *names: str, options: WheelOptions | None = None, **changes: Any) -> WheelBuildResult:
         return self.run(self.plan(*names, options=options, **changes), **changes)

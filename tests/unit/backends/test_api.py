@@ -18,6 +18,7 @@ from torchtailor.backends.nix.backend import NixOptions
 from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.backends.wheel.plan import WheelPlanDocument
 from torchtailor.backends.wheel.run import WheelBuildResult
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.errors import UsageError
@@ -49,7 +50,7 @@ def test_a_plan_is_shown_costed_and_run_later(workshop: Workshop, catalog: Catal
     planned = torchtailor.plan_build("sm{80,90}-avx2", release="main", options=options, out=tmp_path / "out")
     assert [variant.short_name for variant in planned.plan.variants] == ["sm80-avx2", "sm90-avx2"]
     assert planned.plan.cost_text.startswith("Download ")
-    assert isinstance(planned.plan.to_json(), dict)
+    assert isinstance(planned.plan.document, WheelPlanDocument)
     assert not (tmp_path / "out").exists()
     assert len(planned.run().wheelhouses) == 2
 

@@ -62,10 +62,10 @@ def test_else_the_newest_cuda_build(workshop: Workshop) -> None:
         "torch": "cut",
     }
     assert plan.notes[-1] == (
-        "No index has a CPU build of PyTorch 2.15.0 for Python 3.13 on x86_64: the CUDA 12.8 build is taken, and its "
-        "GPU code and NVIDIA's packages are removed."
+        "No index that answered has a CPU build of PyTorch 2.15.0 for Python 3.13 on x86_64: the CUDA 12.8 build is "
+        "taken, and its GPU code and NVIDIA's packages are removed."
     )
-    assert plan.to_json()["without_gpu"] is True
+    assert plan.document.without_gpu is True
     assert plan.output_size < plan.torch.size
 
 

@@ -17,6 +17,7 @@ from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment
 from torchtailor.backends.wheel.run import describe_variant
 from torchtailor.catalog import Catalog
+from torchtailor.documents import plain
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
 
@@ -133,7 +134,7 @@ def test_each_of_two_disks_has_its_own_share(workshop: Workshop, monkeypatch: py
 
 
 def test_json(workshop: Workshop) -> None:
-    document = json.loads(json.dumps(workshop.plan("sm90-avx512").to_json()))
+    document = json.loads(json.dumps(plain(workshop.plan("sm90-avx512").document)))
     (variant,) = document["variants"]
     assert variant["gpu"] == "9.0" and variant["build"] == "cu128"
     assert {"name", "version", "filename", "size", "download", "treatment"} <= set(variant["inputs"][0])
@@ -228,9 +229,7 @@ def test_of_a_glob_what_is_available_is_built(workshop: Workshop, catalog: Catal
     elsewhere = [choice for choice in choices if str(choice.variant.build.cuda) != "12.8"]
     missing = {name for names in plan.unavailable.values() for name in names}
     assert missing == {choice.variant.unique_name for choice in elsewhere}
-    document = plan.to_json()["unavailable"]
-    assert isinstance(document, list)
-    assert {row["variant"] for row in document} == missing
+    assert {row.variant for row in plan.document.unavailable} == missing
     with pytest.raises(NoMatchError, match="not as cu"):  # none of them
         backend.plan(elsewhere, workshop.out)
     with pytest.raises(NoMatchError, match="not as cu"):  # one that was asked for by its name

@@ -6,14 +6,11 @@ import sys
 
 import pytest
 
-from torchtailor.backends.progress import BuildProgress
-from torchtailor.backends.source.progress import CompileProgress
-from torchtailor.backends.source.watch import RunningFile
 from torchtailor.cli._progress import BuildDisplay
-from torchtailor.recipes.nixlog import NixProgress
+from torchtailor.progress import CompileProgress, NixProgress, Progress, RunningFile
 
 
-def drive(progress: BuildProgress) -> None:
+def drive(progress: Progress) -> None:
     """Everything that the three backends report."""
     progress.stage("Fetching 1 wheels")
     progress.expected(100)

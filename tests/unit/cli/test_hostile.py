@@ -20,6 +20,7 @@ from torchtailor.cli import main
 from torchtailor.errors import ExitCode
 from torchtailor.format import printable
 from torchtailor.ui import console
+from torchtailor.ui.documents import ErrorDocument
 
 _ONLY_US = {"PYTHONPATH": str(Path(torchtailor.__file__).parents[1])}
 COMMAND = (sys.executable, "-m", "torchtailor")
@@ -51,9 +52,9 @@ def test_everything_that_is_printed_is_clean(monkeypatch: pytest.MonkeyPatch, te
 
 
 def test_json_of_names_that_are_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
-    console.print_json("inspect", {"path": "lib\udcff.so", "evil": "\x9b\u202e"})
-    text = capsys.readouterr().out
-    assert json.loads(text) == {"schema": "torchtailor-inspect/1", "path": "lib\udcff.so", "evil": "\x9b\u202e"}
+    console.print_json("error", ErrorDocument("lib\udcff.so", "\x9b\u202e", 3))
+    document = json.loads(text := capsys.readouterr().out)
+    assert (document["error"], document["hint"]) == ("lib\udcff.so", "\x9b\u202e")
     assert text.isascii()
 
 

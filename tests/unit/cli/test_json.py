@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 import torchtailor
+from torchtailor import ui
 from torchtailor.cli import COMMANDS, main
-from torchtailor.cli._documents import DOCUMENTS, json_schema
 from torchtailor.errors import ExitCode
-from torchtailor.ui import schema_of
+from torchtailor.fetch.cache import CachePruned
+from torchtailor.ui.documents import DOCUMENTS, json_schema, schema_of
 
 ROOT = Path(torchtailor.__file__).parent
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
+
+
+class _MoreKeys(CachePruned):
+    more: int
 
 
 def printed() -> set[str]:
@@ -45,6 +50,15 @@ def test_every_schema_is_one() -> None:
     for name in DOCUMENTS:
         jsonschema.Draft202012Validator.check_schema(json_schema(name))
         assert json_schema(name)["properties"]["schema"] == {"const": f"torchtailor-{name}/1"}
+
+
+@pytest.mark.parametrize("result", [CachePruned(["x"], "many", False), _MoreKeys(["x"], 5, False, 1)])  # type: ignore[arg-type]
+def test_what_is_not_as_documented_is_noticed(result: CachePruned) -> None:
+    """By the fixture that checks the documents of all tests: a wrong type, and a key that nobody has described."""
+    import jsonschema
+
+    with pytest.raises(jsonschema.ValidationError):
+        ui.print_json("cache-prune", result)
 
 
 def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

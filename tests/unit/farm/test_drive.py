@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.farm.graphs import NamedJob, graph, key
+from torchtailor.documents import plain
 from torchtailor.errors import EnvironmentProblem, ExitCode
 from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
@@ -276,7 +277,7 @@ def test_a_queue_is_waited_for_and_that_is_said_from_time_to_time() -> None:
     done = run(Leaving({1500.0: "+late"}, patience=3600.0), events)
     assert done.complete
     assert waits(events) == [(at, 3600.0 - at, "No worker has come yet.") for at in (10.0, 610.0, 1210.0)]
-    assert events[0].to_json()["kind"] == "waiting-for-workers"
+    assert plain(events[0])["kind"] == "waiting-for-workers"
 
 
 def test_without_any_worker_a_run_ends_and_says_how_to_go_on() -> None:

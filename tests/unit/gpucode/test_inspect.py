@@ -20,6 +20,7 @@ from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
 from torchtailor.gpucode.report import LibraryReport, merge_groups, summarise
 from torchtailor.gpucode.scan import scan_source
 from torchtailor.inspection.inspect import inspect
+from torchtailor.progress import Progress
 
 RULES = load_catalog().rules
 ORIN = "JetPack 7.2 (L4T R39.2) or newer, whose driver stack is SBSA"
@@ -46,7 +47,7 @@ def link_all(folder: Path) -> Path:
     return folder
 
 
-class Recorder:
+class Recorder(Progress):
     """Progress that is remembered."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.unit.images.builder import GZIP, ZSTD, Layout, TarFile, read_image, stock, tar_of
 from tests.unit.images.test_cut import cut, package
+from torchtailor.documents import plain
 from torchtailor.errors import BadInputError, TorchtailorError
 from torchtailor.images.compression import UnpackedLayer
 from torchtailor.images.cut import ANNOTATION_GPUS
@@ -59,7 +60,7 @@ def test_what_looks_dangerous_and_survives(tmp_path: Path, fat: bytes) -> None:
     assert len(image.changed) == 5
     before, after = (read_image(tmp_path / name).files(0) for name in ("stock", "cut"))
     assert list(before) == list(after)
-    json.dumps(report.to_json()).encode()
+    json.dumps(plain(report.document)).encode()
     with opened_image(source) as artifact:
         assert {library.size for library in artifact.libraries} == {len(fat)}
         inside = list(artifact.path.rglob("*"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchtailor.catalog import Capability
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem
 from torchtailor.verification import Check, CheckOutcome, Level, VerifyReport
-from torchtailor.verification.output import as_json, as_junit, from_json, write_json, write_junit
+from torchtailor.verification.output import as_document, as_junit, read_report, write_json, write_junit
 
 PASS = Check.of(Level.STATIC, "gpu code", True, "all 9.0")
 FAIL = Check.of(Level.IMPORT, "import", False, "it crashed", stderr="boom", gpu=Capability(9, 0))
@@ -40,16 +40,16 @@ def test_a_report_of_nothing_but_skips_has_not_passed() -> None:
 def test_json_round_trip(tmp_path: Path) -> None:
     report = VerifyReport("x", (PASS, FAIL, SKIP), {"where": Path("/a"), "level": Level.GPU})
     write_json(report, tmp_path / "r.json")
-    again = from_json((tmp_path / "r.json").read_bytes())
-    assert as_json(again) == as_json(report)
-    assert as_json(report)["counts"] == {"pass": 1, "fail": 1, "not-applicable": 1}
+    again = read_report((tmp_path / "r.json").read_bytes())
+    assert as_document(again) == as_document(report)
+    assert as_document(report).counts == {"pass": 1, "fail": 1, "not-applicable": 1}
     assert again.checks[1].details["stderr"] == "boom"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"format": 9}', '{"format":1,"target":"x","checks":[{}]}'])
 def test_bad_json(text: str) -> None:
     with pytest.raises(BadInputError):
-        from_json(text)
+        read_report(text)
 
 
 def test_junit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from torchtailor.recipes.tree import find_trees
 from torchtailor.recipes.write import plan_trees
 
 needs_nix = pytest.mark.skipif(not has_nix(), reason="Nix is not installed")
-NAME = "pytorch-python313-cuda13_0-sm90-avx512"
+# Recipes are built on machines of their own platform.
+VARIANT = "sm90-armv9" if platform.machine() == "aarch64" else "sm90-avx512"
+NAME = f"pytorch-python313-cuda13_0-{VARIANT}"
 
 
 @pytest.fixture
 def tree(catalog: Catalog, tmp_path: Path) -> Path:
-    write_tree(catalog, tmp_path, "cuda-13_0", "sm90-avx512")
+    write_tree(catalog, tmp_path, "cuda-13_0", VARIANT)
     return tmp_path
 
 
@@ -78,7 +81,7 @@ def test_releases_are_not_written_below_a_tree_of_others(catalog: Catalog, tree:
     with pytest.raises(UsageError, match="their release is not known") as caught:
         plan_trees(catalog, tree)
     assert "--release" in str(caught.value.hint)
-    (plan,) = plan_trees(catalog, tree, releases=["cuda-13_0"], globs=["sm90-avx512"])
+    (plan,) = plan_trees(catalog, tree, releases=["cuda-13_0"], globs=[VARIANT])
     assert plan.tree.root == tree
 
 
@@ -86,7 +89,7 @@ def test_releases_are_not_written_below_a_tree_of_others(catalog: Catalog, tree:
 def test_commands_of_a_dry_run_can_be_pasted(
     catalog: Catalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = write_tree(catalog, tmp_path / "my tree", "cuda-13_0", "sm90-avx512")
+    root = write_tree(catalog, tmp_path / "my tree", "cuda-13_0", VARIANT)
     assert main(["recipes", "build", "--dry-run", "--tree", str(root)]) == ExitCode.OK
     words = shlex.split(capsys.readouterr().out)
     assert str(root / ".flox" / "pkgs" / f"{NAME}.nix") in words

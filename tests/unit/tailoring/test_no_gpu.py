@@ -17,6 +17,8 @@ from torchtailor.errors import UsageError
 from torchtailor.gpucode.report import summarise
 from torchtailor.gpucode.scan import scan_file
 from torchtailor.host.targets import read_targets
+from torchtailor.images.options import ImageOptions
+from torchtailor.images.run import cut_image
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.run import tailor, tailor_inputs
@@ -103,3 +105,8 @@ def test_what_does_not_go_with_it(tmp_path: Path) -> None:
     (tmp_path / "folder" / "libx.so").write_bytes(FAT)
     with pytest.raises(UsageError, match="for wheels and libraries"):
         tailor(tmp_path / "folder", gpus="none", output=tmp_path / "out")
+
+
+def test_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--gpu none is for wheels"):
+        cut_image(f"oci:{tmp_path / 'in'}", f"oci:{tmp_path / 'out'}", ImageOptions(options("none")))

@@ -17,6 +17,7 @@ from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli.run import run_command
+from torchtailor.documents import plain
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.folder import tailor_file
@@ -206,7 +207,7 @@ def test_what_strip_would_save_is_always_reported(tmp_path: Path) -> None:
     assert unchanged.could_strip == stripped.libraries[0].saved > 0
     assert stripped.could_strip == 0
     assert tailor_wheel(wheel, tmp_path / "three", options(strip=False)).could_strip > 0
-    assert unchanged.to_json()["could_strip"] == unchanged.could_strip
+    assert unchanged.document.could_strip == unchanged.could_strip
     proprietary = build_wheel(tmp_path, {"demo/libcublas.so.12": symbols})
     assert tailor_wheel(proprietary, tmp_path / "four", options()).could_strip == 0
 
@@ -393,7 +394,7 @@ def test_the_label_says_ptx_only_if_there_was_some_to_keep(
 
 def test_a_dry_run_does_not_know_what_only_a_finished_wheel_has(tmp_path: Path, fat: bytes) -> None:
     wheel = build_wheel(tmp_path, {"demo/libdemo.so": fat})
-    row = tailor_wheel(wheel, tmp_path / "out", options("9.0", dry_run=True)).to_json()
+    row = plain(tailor_wheel(wheel, tmp_path / "out", options("9.0", dry_run=True)).document)
     assert (row["size_after"], row["sha256_after"]) == (None, None)
     assert row["sha256_before"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert row["libraries"][0]["sha256_after"] is None
@@ -404,6 +405,6 @@ def test_the_hashes_of_a_library_that_is_not_changed(tmp_path: Path, dry_run: bo
     stock = elf(Place(".nv_fatbin", container(Entry(b"\x22" * 3000, sm=90))))
     (tmp_path / "libx.so").write_bytes(stock)
     how = options("9.0", dry_run=dry_run)
-    row = tailor_file(tmp_path / "libx.so", tmp_path / "out.so", how).to_json()
+    row = plain(tailor_file(tmp_path / "libx.so", tmp_path / "out.so", how).document)
     assert row["libraries"][0]["status"] == "unchanged"
     assert row["sha256_before"] == row["sha256_after"] == hashlib.sha256(stock).hexdigest()

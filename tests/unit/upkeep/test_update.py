@@ -239,7 +239,7 @@ def test_pytorchs_own_indexes_are_read(site: Site, world: World) -> None:
 
 def test_architectures_are_read_out_of_the_wheel(site: Site, world: World) -> None:
     found = find(site, world, measured=True, scratch=Path("scratch"))
-    by_wheel = {item.wheel: item.measured.arch_list for item in found.measured}
+    by_wheel = {item.wheel: item.architectures for item in found.measured}
     assert len(by_wheel) == 4
     for wheel, held in by_wheel.items():
         assert held == ARCHITECTURES["aarch64" if "aarch64" in wheel else "x86_64"]
@@ -254,7 +254,7 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was(site: Site, world: World)
     site.faults[torn] = [Fault(), Fault(drop_after=9000)]
     found = find(site, world, measured=True, scratch=Path("scratch"))
     assert not found.problems
-    assert {item.measured.arch_list for item in found.measured} == set(ARCHITECTURES.values())
+    assert {item.architectures for item in found.measured} == set(ARCHITECTURES.values())
     assert site.asked(torn) == 3
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from torchtailor.documents import plain
 from torchtailor.report import render, write_report
 from torchtailor.report.chart import chart
 from torchtailor.report.terminal import bars
-from torchtailor.verification.output import as_json, write_junit
+from torchtailor.verification.output import as_document, write_junit
 from torchtailor.verification.result import Check, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
 
@@ -87,7 +88,7 @@ class Page(HTMLParser):
 
 def test_the_json_is_inside() -> None:
     page = Page(render(report()))
-    assert json.loads(page.data) == json.loads(json.dumps(as_json(report())))
+    assert json.loads(page.data) == json.loads(json.dumps(plain(as_document(report()))))
 
 
 def test_every_check_is_a_line() -> None:
@@ -96,7 +97,7 @@ def test_every_check_is_a_line() -> None:
 
 def test_drawn_bytes_add_up_to_the_figures() -> None:
     page = Page(render(report()))
-    libraries = as_json(report())["facts"]["libraries"]
+    libraries = as_document(report()).facts["libraries"]
     now = [int(rect["data-bytes"] or 0) for rect in page.rects if rect["data-when"] in ("now", "after")]
     # the sum is drawn once as a whole and once by library
     assert sum(now) == 2 * sum(row["size"] for row in libraries)

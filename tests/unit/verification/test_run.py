@@ -10,10 +10,11 @@ from tests.unit.verification.conftest import HOST
 from torchtailor.catalog import Capability
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
+from torchtailor.progress import Progress
 from torchtailor.verification import Level, verify
 
 
-class Recorder:
+class Recorder(Progress):
     """Writes down what it is told."""
 
     def __init__(self) -> None:

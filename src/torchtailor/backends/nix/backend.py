@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from torchtailor.backends.base import Unavailable, unavailable_json
+from msgspec import Struct
+
+from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.nix.job import NixJob, plan_nix
+from torchtailor.backends.nix.job import NixJob, NixJobDocument, plan_nix
 from torchtailor.backends.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog
+from torchtailor.documents import Seconds, document
 from torchtailor.format import counted, human_bytes
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
@@ -44,8 +47,16 @@ class NixPlan:
         recipes = counted(len(self.jobs), "recipe")
         return f"{recipes}; a build of PyTorch takes hours and {human_bytes(NEEDED_BYTES)} of disk."
 
-    def to_json(self) -> dict[str, object]:
-        return {"jobs": [job.to_json() for job in self.jobs], "unavailable": unavailable_json(self.unavailable)}
+    @property
+    def document(self) -> NixPlanDocument:
+        return document(NixPlanDocument, self, unavailable=unavailable_rows(self.unavailable))
+
+
+class NixPlanDocument(Struct):
+    """The recipes to build, one after another."""
+
+    jobs: tuple[NixJobDocument, ...]
+    unavailable: tuple[UnavailableVariant, ...]
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,16 @@ class NixBuildResult:
     seconds: float
     wheelhouses: tuple[Wheelhouse, ...] = ()
 
-    def to_json(self) -> dict[str, object]:
-        return {"outputs": [output.to_json() for output in self.outputs], "seconds": round(self.seconds, 2)}
+    def document(self, unavailable: Unavailable) -> NixBuildDocument:
+        return document(NixBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
+
+class NixBuildDocument(Struct):
+    """What a build with Nix gave."""
+
+    outputs: tuple[NixOutput, ...]
+    seconds: Seconds
+    unavailable: tuple[UnavailableVariant, ...]
 
 
 class NixBackend:
@@ -77,14 +96,14 @@ class NixBackend:
         variants = tuple(choice.variant for choice in choices)
         return NixPlan(variants, tuple(self._job(variant, out, write=False) for variant in variants), out)
 
-    def run(self, plan: NixPlan, progress: BuildProgress) -> NixBuildResult:
+    def run(self, plan: NixPlan, progress: Progress) -> NixBuildResult:
         began = time.monotonic()
         outputs = []
         for variant in plan.variants:
             job = self._job(variant, plan.out, write=True)
             progress.stage(f"Building {job.name} with {job.tool}, {job.cores} jobs; logs in {job.logs}")
             outputs.append(run_nix_job(job, progress=progress, ledger=self._ledger, release=variant.release.name))
-        return NixBuildResult(tuple(outputs), time.monotonic() - began)
+        return NixBuildResult(tuple(outputs), round(time.monotonic() - began, 2))
 
     def _job(self, variant: Variant, out: Path, *, write: bool) -> NixJob:
         return plan_nix(self._catalog, variant, out, tree=self._options.tree, cores=self._options.cores, write=write)

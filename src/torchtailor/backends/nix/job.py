@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import ImpossibleError
 from torchtailor.host.capacity import capacity
@@ -35,14 +37,15 @@ class NixJob:
     def tool(self) -> str:
         return Path(self.command[0]).name
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "recipe": str(self.recipe),
-            "link": str(self.link),
-            "command": list(self.command),
-            "cores": self.cores,
-        }
+
+class NixJobDocument(Struct):
+    """A command that builds one recipe."""
+
+    name: str
+    recipe: Path
+    link: Path
+    command: tuple[str, ...]
+    cores: int
 
 
 def plan_nix(

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from torchtailor.backends.nix.job import NixJob, default_cores, nix_job
+from msgspec import Struct, field
+
+from torchtailor.backends.nix.job import NixJob, NixJobDocument, default_cores, nix_job
 from torchtailor.backends.nix.run import NixOutput, run_nix_job
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import BuildFailedError, NoMatchError, TorchtailorError, UsageError
@@ -35,13 +37,9 @@ class RecipesPlan:
     elsewhere: tuple[str, ...]
     cache: str | None
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "jobs": [job.to_json() for job in self.jobs],
-            "parallel": self.parallel,
-            "elsewhere": list(self.elsewhere),
-            "cache": redact(self.cache) if self.cache else None,
-        }
+    @property
+    def shown_cache(self) -> str | None:
+        return redact(self.cache) if self.cache else None
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,34 @@ class RecipeBuild:
     error: TorchtailorError | None = None
     copied: bool = False
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "built": self.output.to_json() if self.output else None,
-            "error": self.error.message if self.error else None,
-            "copied": self.copied,
-        }
+    @property
+    def why(self) -> str | None:
+        return self.error.message if self.error else None
+
+
+class RecipesPlanDocument(Struct):
+    """The recipes to build, how many at a time, and those that another platform must build."""
+
+    jobs: tuple[NixJobDocument, ...]
+    parallel: int
+    elsewhere: tuple[str, ...]
+    shown_cache: str | None = field(name="cache")
+
+
+class RecipeBuildDocument(Struct):
+    """What became of one recipe."""
+
+    name: str
+    output: NixOutput | None = field(name="built")
+    why: str | None = field(name="error")
+    copied: bool
+
+
+class RecipesBuildDocument(Struct):
+    """The recipes of a tree, and what became of each."""
+
+    plan: RecipesPlanDocument
+    results: tuple[RecipeBuildDocument, ...]
 
 
 def plan_recipes(

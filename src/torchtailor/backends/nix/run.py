@@ -12,26 +12,21 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
+from torchtailor.documents import Seconds
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
+from torchtailor.progress import Progress
 from torchtailor.recipes.nixerrors import NixFailure, explain
-from torchtailor.recipes.nixlog import NixLog, NixProgress
+from torchtailor.recipes.nixlog import NixLog
 from torchtailor.urls import redact
 
 _log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
-
-
-class NixBuildProgress(Protocol):
-    """Receives the progress of a build with Nix."""
-
-    def nix_progress(self, progress: NixProgress) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -42,26 +37,15 @@ class NixOutput:
     link: Path
     store_path: Path
     logs: Mapping[str, Path]
-    seconds: float
+    seconds: Seconds
     tool: str
     output_bytes: int
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "link": str(self.link),
-            "store_path": str(self.store_path),
-            "logs": {name: str(path) for name, path in self.logs.items()},
-            "seconds": round(self.seconds, 2),
-            "tool": self.tool,
-            "output_bytes": self.output_bytes,
-        }
 
 
 def run_nix_job(
     job: NixJob,
     *,
-    progress: NixBuildProgress | None = None,
+    progress: Progress | None = None,
     ledger: Ledger | None = None,
     release: str = "",
     needed: int | None = None,
@@ -96,7 +80,7 @@ def check_disk(needed: int) -> None:
             )
 
 
-def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> NixOutput:
+def _run(job: NixJob, progress: Progress | None, running: Running) -> NixOutput:
     job.logs.mkdir(parents=True, exist_ok=True)
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)
@@ -139,7 +123,7 @@ def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> Ni
         )
     store_path = job.link.resolve()
     return NixOutput(
-        job.name, job.link, store_path, dict(log.logs), time.monotonic() - began, job.tool, _size(store_path)
+        job.name, job.link, store_path, dict(log.logs), round(time.monotonic() - began, 2), job.tool, _size(store_path)
     )
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from torchtailor.backends.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.backends.source.ccache import prepare as prepare_ccache
 from torchtailor.backends.source.configuration import Configuration
+from torchtailor.backends.source.estimate import SPEED_KEY, Estimate, measured_speed
 from torchtailor.backends.source.jobs import CompileJobs, choose_jobs
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.process import BuildCommand, Log, run
-from torchtailor.backends.source.progress import SPEED_KEY, Estimate, SourceProgress, measured_speed
 from torchtailor.backends.source.tables import FileKind, Tables
 from torchtailor.backends.source.tree import SourceTree, copy_tree
 from torchtailor.backends.source.watch import sample
@@ -26,6 +26,7 @@ from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.failures import Diagnosis, diagnose
 from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger, Running
+from torchtailor.progress import Progress
 
 _NOTE_EVERY = 30  # beats between two updates of the ledger
 
@@ -149,7 +150,7 @@ class BuildAttempt:
     running: Running
     ledger: Ledger
     log: Log
-    progress: SourceProgress
+    progress: Progress
     number: int = 1
     _estimate: Estimate | None = field(default=None, init=False)
     _beats: int = field(default=0, init=False)

@@ -9,16 +9,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from torchtailor.backends.base import Unavailable, unavailable_json
+from msgspec import Struct
+
+from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
-from torchtailor.backends.source.plan import MatrixPlan, plan_matrix
-from torchtailor.backends.source.runner import PlannedSourceBuild, SourceBuild, SourceBuilder
+from torchtailor.backends.source.plan import MatrixPlan, MatrixPlanDocument, plan_matrix
+from torchtailor.backends.source.runner import (
+    PlannedSourceBuild,
+    PlannedSourceDocument,
+    SourceBuild,
+    SourceBuilder,
+    SourceBuildRow,
+)
 from torchtailor.backends.source.tables import load_tables
 from torchtailor.catalog import Catalog
+from torchtailor.documents import Seconds, document
 from torchtailor.format import counted, human_seconds
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -57,12 +66,18 @@ class SourcePlan:
         """Each build with the checks of this machine."""
         return tuple(builder.plan() for builder in self.builders)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "plan": self.matrix.to_json(),
-            "builds": [build.to_json() for build in self.builds],
-            "unavailable": unavailable_json(self.unavailable),
-        }
+    @property
+    def document(self) -> SourcePlanDocument:
+        builds = tuple(build.document for build in self.builds)
+        return SourcePlanDocument(self.matrix.document, builds, unavailable_rows(self.unavailable))
+
+
+class SourcePlanDocument(Struct):
+    """What is compiled, and what each build would do on this machine."""
+
+    plan: MatrixPlanDocument
+    builds: tuple[PlannedSourceDocument, ...]
+    unavailable: list[UnavailableVariant]
 
 
 @dataclass(frozen=True)
@@ -76,8 +91,16 @@ class SourceBuildResult:
     def wheelhouses(self) -> tuple[Wheelhouse, ...]:
         return tuple(wheelhouse for build in self.builds for wheelhouse in build.wheelhouses)
 
-    def to_json(self) -> dict[str, object]:
-        return {"builds": [build.to_json() for build in self.builds], "seconds": round(self.seconds, 2)}
+    def document(self, unavailable: Unavailable) -> SourceBuildDocument:
+        return document(SourceBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
+
+class SourceBuildDocument(Struct):
+    """What the builds from source gave."""
+
+    builds: tuple[SourceBuildRow, ...]
+    seconds: Seconds
+    unavailable: list[UnavailableVariant]
 
 
 class SourceBackend:
@@ -96,10 +119,10 @@ class SourceBackend:
         builders = tuple(SourceBuilder(self._catalog, request, ledger=self._ledger) for request in requests)
         return SourcePlan(matrix, builders, out)
 
-    def run(self, plan: SourcePlan, progress: BuildProgress) -> SourceBuildResult:
+    def run(self, plan: SourcePlan, progress: Progress) -> SourceBuildResult:
         began = time.monotonic()
         builds = []
         for builder in plan.builders:
             builds.append(builder.build(progress))
             progress.stage(f"{builds[-1].variant} is built; its log is {builds[-1].log}")
-        return SourceBuildResult(tuple(builds), time.monotonic() - began)
+        return SourceBuildResult(tuple(builds), round(time.monotonic() - began, 2))

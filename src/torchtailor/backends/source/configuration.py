@@ -78,9 +78,6 @@ class SettingGroup:
     def without(self, names: Collection[str]) -> SettingGroup:
         return replace(self, settings={name: value for name, value in self.settings.items() if name not in names})
 
-    def to_json(self) -> dict[str, object]:
-        return {"why": self.why, "settings": dict(self.settings), "flags": list(self.flags)}
-
 
 @dataclass(frozen=True)
 class Configuration:
@@ -144,7 +141,8 @@ class Configuration:
         calls = [f"{call} {' '.join(row.cmake_arguments)})" for row in self.precompiled]
         return "\n".join(lines) + "\n" + (_PRECOMPILE % "\n".join(calls) if calls else "")
 
-    def to_json(self) -> dict[str, object]:
+    @property
+    def columns(self) -> dict[str, object]:
         """The row of the configuration matrix: one column for each switch."""
         row: dict[str, object] = {"profile": self.profile, "flags": " ".join(self.flags)}
         if self.gpus:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from torchtailor.backends.source.tables import CostRow, Tables
 from torchtailor.catalog import SOURCE, Capability, Catalog
@@ -52,16 +55,30 @@ class MatrixPlan:
         each = f"{self.variants} variants one by one: {self.cost.naive:.0f} core-hours. "
         return f"{each}Shared ({len(self.groups)} builds): {self.cost.shared:.0f} core-hours."
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "groups": [
-                {"variant": group.variant.unique_name, "gpus": [str(gpu) for gpu in group.gpus]}
-                for group in self.groups
-            ],
-            "variants": self.variants,
-            "core_hours_naive": round(self.cost.naive, 1),
-            "core_hours_shared": round(self.cost.shared, 1),
-        }
+    @property
+    def document(self) -> MatrixPlanDocument:
+        return MatrixPlanDocument(
+            tuple(VariantGroupDocument(group.variant.unique_name, group.gpus) for group in self.groups),
+            self.variants,
+            round(self.cost.naive, 1),
+            round(self.cost.shared, 1),
+        )
+
+
+class VariantGroupDocument(Struct):
+    """Variants that one build makes."""
+
+    variant: Annotated[str, Meta(description="the one that the build is named after")]
+    gpus: Annotated[tuple[Capability, ...], Meta(description="empty where the library is for one GPU, or for none")]
+
+
+class MatrixPlanDocument(Struct):
+    """What is compiled once for several variants."""
+
+    groups: tuple[VariantGroupDocument, ...]
+    variants: int
+    core_hours_naive: Annotated[float, Meta(description="one by one")]
+    core_hours_shared: float
 
 
 def plan_matrix(catalog: Catalog, tables: Tables, variants: Sequence[Variant], *, all_gpus: bool = False) -> MatrixPlan:

@@ -83,11 +83,10 @@ class Preflight:
                 f"Fix it:\n{fixes}\nor skip a check with --skip-check NAME.",
             )
 
-    def to_json(self) -> list[dict[str, object]]:
-        return [
-            {"name": check.name, "passed": check.passed, "found": check.found, "fix": "" if check.passed else check.fix}
-            for check in self.checks
-        ]
+    @property
+    def rows(self) -> tuple[PreflightCheck, ...]:
+        """The checks, with a fix only where one is needed."""
+        return tuple(replace(check, fix="") if check.passed else check for check in self.checks)
 
 
 def check_names(names: Iterable[str]) -> None:

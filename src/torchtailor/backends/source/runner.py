@@ -10,36 +10,38 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
-from torchtailor.backends.progress import NoBuildProgress
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.backends.source.buildenv import make_environment, make_tools, process_environment
-from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
+from torchtailor.backends.source.bundling.bundle import Bundle, BundleDocument, Bundler
 from torchtailor.backends.source.bundling.tables import load_bundle_tables
 from torchtailor.backends.source.ccache import Hits, ccache_environment, remote_storage
-from torchtailor.backends.source.configuration import Configuration, configure, misspelt
+from torchtailor.backends.source.configuration import Configuration, SettingGroup, configure, misspelt
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
+from torchtailor.backends.source.estimate import COMPILER_KEY, learned_speed
 from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.jobs import CompileJobs
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck, check_names
 from torchtailor.backends.source.process import Log
-from torchtailor.backends.source.progress import COMPILER_KEY, SourceProgress, learned_speed
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.toolchain import asked_compiler
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import SOURCE, Capability, Catalog, Dotted
 from torchtailor.disk import existing_parent, locked
+from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
 from torchtailor.ledger.ledger import Ledger, Running
+from torchtailor.progress import Progress
 from torchtailor.variants.variant import Variant
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
 
 T = TypeVar("T")
 
@@ -60,20 +62,25 @@ class SourceBuild:
     bundle: Bundle | None  # None without --bundle
     warnings: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "variant": self.variant,
-            "wheel": str(self.wheel) if self.wheel else None,
-            "wheelhouses": [wheelhouse.to_json() for wheelhouse in self.wheelhouses],
-            "attempts": self.attempts,
-            "seconds": round(self.seconds, 1),
-            "log": str(self.log),
-            "peak_memory": self.peak_memory,
-            "ccache": str(self.hits) if self.hits else None,
-            "build": str(self.build),
-            "bundle": self.bundle.to_json() if self.bundle else None,
-            "warnings": list(self.warnings),
-        }
+    @property
+    def ccache(self) -> str | None:
+        return str(self.hits) if self.hits else None
+
+
+class SourceBuildRow(Struct):
+    """What one build from source gave."""
+
+    variant: str
+    wheel: Annotated[Path | None, Meta(description="null where only some targets were built")]
+    wheelhouses: tuple[WheelhouseDocument, ...]
+    attempts: int
+    seconds: Seconds
+    log: Path
+    peak_memory: Bytes
+    ccache: Annotated[str | None, Meta(description="hits and misses")]
+    build: Annotated[Path, Meta(description="the folder that it was built in")]
+    bundle: Annotated[BundleDocument | None, Meta(description="null with --no-bundle")]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,18 +112,33 @@ class PlannedSourceBuild:
         """The checks because of which it would not start."""
         return self.preflight.blocking(self.options.skip_checks)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "variant": self.variant.unique_name,
-            "source": str(self.source),
-            "work": str(self.work),
-            "configuration": self.configuration.to_json(),
-            "reasons": [reason.to_json() for reason in self.configuration.reasons],
-            "preflight": self.preflight.to_json(),
-            "blocking": [check.name for check in self.blocking],
-            "bundle": self.options.bundle,
-            "warnings": list(self.warnings),
-        }
+    @property
+    def document(self) -> PlannedSourceDocument:
+        return document(
+            PlannedSourceDocument,
+            self,
+            variant=self.variant.unique_name,
+            source=str(self.source),
+            configuration=self.configuration.columns,
+            reasons=self.configuration.reasons,
+            preflight=self.preflight.rows,
+            blocking=[check.name for check in self.blocking],
+            bundle=self.options.bundle,
+        )
+
+
+class PlannedSourceDocument(Struct):
+    """What one build would do on this machine."""
+
+    variant: str
+    source: str
+    work: Path
+    configuration: Annotated[dict[str, str], Meta(description="every switch")]
+    reasons: tuple[SettingGroup, ...]
+    preflight: tuple[PreflightCheck, ...]
+    blocking: Annotated[tuple[str, ...], Meta(description="the checks because of which it would not start")]
+    bundle: bool
+    warnings: tuple[str, ...]
 
 
 class SourceBuilder:
@@ -134,7 +156,7 @@ class SourceBuilder:
         self.catalog = catalog
         self.probe = probe or LiveProbe()
         self.ledger = ledger or Ledger()
-        self.progress: SourceProgress = NoBuildProgress()
+        self.progress: Progress = Progress()
         self.tables = tables or load_tables()
         self.options = request.options
         check_names(self.options.skip_checks)
@@ -205,7 +227,7 @@ class SourceBuilder:
             return replace(seen, checks=tuple(check for check in seen.checks if check.name not in later))
         return seen
 
-    def build(self, progress: SourceProgress | None = None) -> SourceBuild:
+    def build(self, progress: Progress | None = None) -> SourceBuild:
         """Build it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
         began = time.monotonic()
         self.progress = progress or self.progress
@@ -221,7 +243,7 @@ class SourceBuilder:
             wheel=done.bundle.wheel if done.bundle else done.compiled.wheel,
             wheelhouses=done.wheelhouses,
             attempts=done.attempts,
-            seconds=time.monotonic() - began,
+            seconds=round(time.monotonic() - began, 1),
             log=done.log,
             peak_memory=done.compiled.peak_memory,
             hits=done.compiled.hits,
@@ -325,7 +347,7 @@ class SourceBuilder:
             "targets": list(space.targets),
         }
         for number in itertools.count(1):
-            row = {"torch": space.tree.version, COMPILER_KEY: space.compiler, **configuration.to_json()}
+            row = {"torch": space.tree.version, COMPILER_KEY: space.compiler, **configuration.columns}
             attempt: BuildAttempt | None = None
             try:
                 with self.ledger.attempt(name, SOURCE, options=options, configuration=row) as running:
@@ -383,8 +405,8 @@ class SourceBuilder:
             return (), ()
         running.stage = "proof"
         self.progress.stage("Verifying the wheel and writing the wheelhouse")
-        bundled = bundle.to_json() if bundle else None
-        output = SourceOutput(self.catalog, self.request, self.source, tree, configuration.to_json(), bundled)
+        bundled = bundle.manifest if bundle else None
+        output = SourceOutput(self.catalog, self.request, self.source, tree, configuration.columns, bundled)
         wheelhouses = output.write(bundle.wheel if bundle else compiled.wheel)
         running.stage = ""
         return wheelhouses, tuple(output.warnings)

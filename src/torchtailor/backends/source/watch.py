@@ -8,17 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.progress import RunningFile
+
 _PROC = Path("/proc")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class RunningFile:
-    """A file that is being compiled."""
-
-    output: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.jobs import JobContext
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Planner, WheelPlan
 from torchtailor.backends.wheel.run import WheelBuildResult, run_plan
@@ -20,6 +19,7 @@ from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.settings import read_settings
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.ledger.rates import Rates, learned
+from torchtailor.progress import Progress
 
 _ATTEMPTS = 50  # of which the rates are learned
 
@@ -44,7 +44,7 @@ class WheelBackend:
             rates = Rates()
         return Planner(self._catalog, self._finder, self._options, rates).plan(choices, out)
 
-    def run(self, plan: WheelPlan, progress: BuildProgress) -> WheelBuildResult:
+    def run(self, plan: WheelPlan, progress: Progress) -> WheelBuildResult:
         plan.check()
         cache = self._finder.cache
         downloader = Downloader(self._finder.client, cache)

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta, Struct
 from packaging.utils import canonicalize_name
 
-from torchtailor.backends.base import Unavailable, unavailable_json
+from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.wheel.options import WheelOptions
-from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Capability, Catalog, Fit
 from torchtailor.disk import CACHE_VARIABLE, existing_parent
+from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
@@ -50,6 +54,51 @@ class Treatment(Enum):
     NEEDS_NVIDIA_OPTION = "unchanged without --nvidia"  # which cuts it where it holds GPU code
 
 
+class PlannedWheelDocument(Struct):
+    """An official wheel that a variant is made of."""
+
+    name: str
+    version: str
+    filename: str
+    origin: str = msgspec.field(name="from")
+    size: Bytes
+    download: Bytes
+    treatment: Treatment
+    required_by: tuple[str, ...]
+
+
+class PlannedVariantDocument(Struct):
+    """How one variant will be built."""
+
+    name: str = msgspec.field(name="variant")
+    pytorch: str
+    label: str = msgspec.field(name="build")
+    python: str
+    arch: str
+    gpu: Capability | None
+    without_gpu: Annotated[bool, Meta(description="from a CUDA build, whose GPU code is removed")]
+    gives: str
+    other_methods: Annotated[tuple[str, ...], Meta(description="what only another build method gives")]
+    notes: tuple[str, ...]
+    wheels: tuple[PlannedWheelDocument, ...] = msgspec.field(name="inputs")
+    input_bytes: int
+    output_size: int = msgspec.field(name="output_bytes_expected")
+
+
+class WheelPlanDocument(Struct):
+    """What a build needs, and how each variant will be built."""
+
+    out: Path
+    options: Annotated[dict[str, Any], Meta(description="that decide the bytes of the output")]
+    variants: tuple[PlannedVariantDocument, ...]
+    download: Bytes
+    disk: Bytes
+    disk_free: Bytes
+    memory: Bytes
+    seconds: Seconds
+    unavailable: tuple[UnavailableVariant, ...]
+
+
 @dataclass(frozen=True)
 class PlannedWheel:
     """One official wheel that a variant is made of."""
@@ -64,17 +113,12 @@ class PlannedWheel:
     def name(self) -> str:
         return str(self.file.name)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "version": str(self.file.version),
-            "filename": self.file.filename,
-            "from": self.file.source.origin,
-            "size": self.size,
-            "download": self.download,
-            "treatment": self.treatment.value,
-            "required_by": list(self.required_by),
-        }
+    @property
+    def document(self) -> PlannedWheelDocument:
+        file = self.file
+        return document(
+            PlannedWheelDocument, self, version=str(file.version), filename=file.filename, origin=file.source.origin
+        )
 
 
 @dataclass(frozen=True)
@@ -106,22 +150,19 @@ class VariantPlan:
     def torch(self) -> PlannedWheel:
         return next(wheel for wheel in self.wheels if wheel.name == "torch")
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "variant": self.name,
-            "pytorch": str(self.variant.release.version),
-            "build": self.label,
-            "python": self.variant.python,
-            "arch": self.variant.arch,
-            "gpu": str(self.variant.gpu.capability) if self.variant.gpu else None,
-            "without_gpu": self.without_gpu,
-            "gives": self.gives,
-            "other_methods": list(self.other_methods),
-            "notes": list(self.notes),
-            "inputs": [wheel.to_json() for wheel in self.wheels],
-            "input_bytes": sum(wheel.size for wheel in self.wheels),
-            "output_bytes_expected": self.output_size,
-        }
+    @property
+    def document(self) -> PlannedVariantDocument:
+        variant = self.variant
+        return document(
+            PlannedVariantDocument,
+            self,
+            pytorch=str(variant.release.version),
+            python=variant.python,
+            arch=variant.arch,
+            gpu=variant.gpu.capability if variant.gpu else None,
+            wheels=[wheel.document for wheel in self.wheels],
+            input_bytes=sum(wheel.size for wheel in self.wheels),
+        )
 
 
 @dataclass(frozen=True)
@@ -179,18 +220,17 @@ class WheelPlan:
             f"memory {human_bytes(cost.memory)}, about {human_seconds(cost.seconds)}."
         )
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "out": str(self.out),
-            "options": self.options.to_json(),
-            "variants": [plan.to_json() for plan in self.plans],
-            "download": self.cost.download,
-            "disk": self.cost.disk,
-            "disk_free": self.cost.disk_free,
-            "memory": self.cost.memory,
-            "seconds": round(self.cost.seconds, 1),
-            "unavailable": unavailable_json(self.unavailable),
-        }
+    @property
+    def document(self) -> WheelPlanDocument:
+        return document(
+            WheelPlanDocument,
+            self.cost,
+            out=self.out,
+            options=self.options.to_json(),
+            variants=[plan.document for plan in self.plans],
+            seconds=round(self.cost.seconds, 1),
+            unavailable=unavailable_rows(self.unavailable),
+        )
 
     def check(self) -> None:
         """Refuse before anything is downloaded where the disk is too small."""

@@ -8,6 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import Struct
+
+from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.cutting import CutOptions, WheelCut
 from torchtailor.backends.jobs import (
     CutForGpus,
@@ -24,6 +27,7 @@ from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.catalog import WHEEL
 from torchtailor.disk import DamagedFileError, disk_errors
+from torchtailor.documents import Bytes, Seconds, document
 from torchtailor.fetch.download import Fetched
 from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
@@ -31,7 +35,7 @@ from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
 from torchtailor.urls import without_login
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 from torchtailor.wheelhouse.variants_index import write_variants_index
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
 
 _ENOUGH_BYTES = 10_000_000  # to measure a rate
 
@@ -45,13 +49,18 @@ class WheelBuildResult:
     downloaded: int
     seconds: float
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "wheelhouses": [wheelhouse.to_json() for wheelhouse in self.wheelhouses],
-            "variants_index": str(self.variants_index) if self.variants_index else None,
-            "downloaded": self.downloaded,
-            "seconds": round(self.seconds, 2),
-        }
+    def document(self, unavailable: Unavailable) -> WheelBuildDocument:
+        return document(WheelBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
+
+class WheelBuildDocument(Struct):
+    """What a build from official wheels gave."""
+
+    wheelhouses: tuple[WheelhouseDocument, ...]
+    variants_index: Path | None
+    downloaded: Bytes
+    seconds: Seconds
+    unavailable: tuple[UnavailableVariant, ...]
 
 
 def fetch_jobs(plan: WheelPlan) -> list[FetchWheel]:
@@ -153,7 +162,7 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
         wheelhouses=tuple(wheelhouse for _, _, wheelhouse in packed),
         variants_index=variants_index,
         downloaded=sum(item.downloaded for item in fetched.values()),
-        seconds=time.monotonic() - began,
+        seconds=round(time.monotonic() - began, 2),
     )
 
 

@@ -21,7 +21,7 @@ from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.processes import run_all
-from torchtailor.verification.progress import VerifyProgress
+from torchtailor.progress import Progress
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf
 from torchtailor.verification.static.packed import NOTHING_PACKED, OpenPacks, PackedCode
@@ -87,7 +87,7 @@ def read_libraries(
     artifact: Artifact,
     stock: Artifact | None,
     readings: Sequence[DriverReading],
-    progress: VerifyProgress,
+    progress: Progress,
     packs: tuple[Path, ...] = (),
 ) -> tuple[LibraryRead, ...]:
     """Read every library of the artifact, in its order; its host code is read later, where it must be."""
@@ -108,7 +108,7 @@ def read_libraries(
     return tuple(found[number] for number in range(len(jobs)))
 
 
-def read_rest(artifact: Artifact, stock: Artifact, progress: VerifyProgress) -> tuple[LibraryFacts, ...]:
+def read_rest(artifact: Artifact, stock: Artifact, progress: Progress) -> tuple[LibraryFacts, ...]:
     """The libraries of stock that the artifact does not have."""
     here = _partners(artifact, stock)
     names = {library.name for library in artifact.libraries}

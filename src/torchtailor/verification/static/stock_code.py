@@ -15,7 +15,7 @@ from pathlib import Path
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.disk import hash_file
 from torchtailor.hostcode.cache import host_code, known_host_code
-from torchtailor.verification.progress import VerifyProgress
+from torchtailor.progress import Progress
 from torchtailor.verification.static.cuts import cut_record
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts, LibraryRead
@@ -67,7 +67,7 @@ def read_host_code(
     stock: Artifact | None,
     libraries: Sequence[LibraryRead],
     expected: Expectation,
-    progress: VerifyProgress,
+    progress: Progress,
 ) -> tuple[tuple[LibraryFacts, ...], frozenset[str]]:
     """The libraries with their host code, and the names of those that have stock's instructions.
 
@@ -84,7 +84,7 @@ def _with_host_code(
     stock: Artifact | None,
     libraries: Sequence[LibraryRead],
     expected: Expectation,
-    progress: VerifyProgress,
+    progress: Progress,
     known: StockCode,
     as_stock: set[str],
 ) -> Iterator[LibraryFacts]:

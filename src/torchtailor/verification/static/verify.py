@@ -11,7 +11,7 @@ from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Catalog
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import driver_readings
-from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
+from torchtailor.progress import Progress
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import cut_for_no_gpu, dropped_files, keeps_lto
 from torchtailor.verification.static.elf_checks import elf_checks
@@ -40,11 +40,11 @@ def verify_static(
     catalog: Catalog,
     *,
     stock: Artifact | None = None,
-    progress: VerifyProgress | None = None,
+    progress: Progress | None = None,
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
-    progress = progress or NoVerifyProgress()
+    progress = progress or Progress()
     lto = all(keeps_lto(manifest) for manifest in artifact.tailored.values())
     readings = driver_readings(expected.gpus, catalog.rules, lto=lto) if stock else []
     with packs_of(artifact) as packs:

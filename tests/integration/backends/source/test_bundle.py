@@ -28,8 +28,10 @@ from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
 from torchtailor.backends.source.bundling.owners import LibraryOwner
 from torchtailor.backends.source.bundling.tables import load_bundle_tables
 from torchtailor.backends.source.folders import Folders
+from torchtailor.backends.source.runner import SourceBuildRow
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.disk import hash_file
+from torchtailor.documents import document, plain
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.ledger.ledger import Ledger, Result
@@ -137,7 +139,7 @@ def test_a_build_brings_the_libraries_it_was_linked_with(
     assert result.bundle.platform.startswith("manylinux_2_")
     (house,) = result.wheelhouses
     manifest = json.loads((house.path / "manifest.json").read_bytes())
-    assert manifest["bundle"] == result.to_json()["bundle"] == result.bundle.to_json()
+    assert manifest["bundle"] == plain(document(SourceBuildRow, result))["bundle"] == result.bundle.manifest
     (listed,) = manifest["wheels"]
     assert listed["output"]["filename"] == result.wheel.name
     assert str(tmp_path) not in json.dumps(manifest)

@@ -60,7 +60,7 @@ def test_flags_of_rules_follow_those_of_the_isa(tables: Tables, variant: Named) 
     own = (*variant("cpu-armv8_2").isa.compile_flags, "-fno-semantic-interposition")
     assert configuration.flags == own
     assert configuration.environment["CFLAGS"] == configuration.environment["CXXFLAGS"] == " ".join(own)
-    assert configuration.to_json()["flags"] == " ".join(own)
+    assert configuration.columns["flags"] == " ".join(own)
 
 
 def test_without_ccache_pytorch_does_not_take_one_by_itself(tables: Tables, variant: Named) -> None:
@@ -149,7 +149,7 @@ def test_a_fix_changes_the_digest_and_is_recorded(tables: Tables, variant: Named
     assert after.environment["CXXFLAGS"].endswith(" -Wno-error")
     assert after.environment["LDFLAGS"] == "-latomic"
     assert "CXXFLAGS_EXTRA" not in after.environment
-    assert after.to_json()["USE_XNNPACK"] == "0"
+    assert after.columns["USE_XNNPACK"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchtailor.backends.source.estimate import Estimate, learned_speed, measured_speed
 from torchtailor.backends.source.jobs import choose_jobs
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
-from torchtailor.backends.source.progress import Estimate, learned_speed, measured_speed
 from torchtailor.backends.source.tables import FileKind, Tables, load_tables
-from torchtailor.backends.source.watch import RunningFile, Sample, sample
+from torchtailor.backends.source.watch import Sample, sample
 from torchtailor.catalog import SOURCE
 from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import RunningFile
 
 BUILD = """\
 # CMAKE generated file: DO NOT EDIT!

@@ -44,7 +44,7 @@ def output(
     request = SourceRequest(variant=variant, gpus=gpus, out=out, options=options)
     source = TorchSource(SourceOrigin.GIT, "https://example.org/pytorch.git", "v2.10.0")
     tree = SourceTree(Path("/nowhere"), "2.10.0", "abc")
-    return SourceOutput(catalog, request, source, tree, configure(tables, variant, gpus=gpus).to_json())
+    return SourceOutput(catalog, request, source, tree, configure(tables, variant, gpus=gpus).columns)
 
 
 def torch(folder: Path, tag: str = TAG, name: str = "torch") -> Path:

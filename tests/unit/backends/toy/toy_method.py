@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from torchtailor.backends.base import Unavailable
+from msgspec import Struct
+
+from torchtailor.backends.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -29,8 +31,13 @@ class ToyPlan:
     places: tuple[Path, ...] = ()
     cost_text: str = "It costs nothing."
 
-    def to_json(self) -> dict[str, object]:
-        return {"variants": [variant.unique_name for variant in self.variants]}
+    @property
+    def document(self) -> ToyPlanDocument:
+        return ToyPlanDocument([variant.unique_name for variant in self.variants])
+
+
+class ToyPlanDocument(Struct):
+    variants: list[str]
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,13 @@ class ToyResult:
     wheelhouses: tuple[Wheelhouse, ...] = ()
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, object]:
-        return {"written": list(self.written)}
+    def document(self, unavailable: Unavailable) -> ToyDocument:
+        return ToyDocument(self.written, unavailable_rows(unavailable))
+
+
+class ToyDocument(Struct):
+    written: tuple[str, ...]
+    unavailable: list[UnavailableVariant]
 
 
 class ToyBackend:
@@ -53,7 +65,7 @@ class ToyBackend:
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> ToyPlan:
         return ToyPlan(tuple(choice.variant for choice in choices), out)
 
-    def run(self, plan: ToyPlan, progress: BuildProgress) -> ToyResult:
+    def run(self, plan: ToyPlan, progress: Progress) -> ToyResult:
         plan.out.mkdir(parents=True, exist_ok=True)
         for variant in plan.variants:
             with self._ledger.attempt(variant.unique_name, "toy"):

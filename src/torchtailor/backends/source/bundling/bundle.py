@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -28,6 +29,7 @@ from torchtailor.binary.source import blamed_on
 from torchtailor.binary.symbols import dynamic_text, needed_libraries
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import disk_errors, staging_folder
+from torchtailor.documents import Bytes, document, plain
 from torchtailor.errors import BuildFailedError, CheckFailedError, EnvironmentProblem
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
@@ -71,16 +73,28 @@ class BundledLibrary:
     size: int
     owner: LibraryOwner | None
 
-    def to_json(self) -> dict[str, object]:
-        owner = self.owner
-        return {
-            "name": self.name,
-            "soname": self.soname,
-            "size": self.size,
-            "package": owner.package if owner else None,
-            "version": owner.version if owner else None,
-            "licence": owner.licence if owner else None,
-        }
+    @property
+    def package(self) -> str | None:
+        return self.owner.package if self.owner else None
+
+    @property
+    def version(self) -> str | None:
+        return self.owner.version if self.owner else None
+
+    @property
+    def licence(self) -> str | None:
+        return self.owner.licence if self.owner else None
+
+
+class BundledLibraryDocument(msgspec.Struct):
+    """A library of the system that is now in the wheel."""
+
+    name: Annotated[str, msgspec.Meta(description="of the file in the wheel")]
+    soname: str
+    size: Bytes
+    package: Annotated[str | None, msgspec.Meta(description="that it was installed by")]
+    version: str | None
+    licence: str | None
 
 
 @dataclass(frozen=True)
@@ -97,14 +111,20 @@ class Bundle:
     def size(self) -> int:
         return sum(library.size for library in self.libraries)
 
-    def to_json(self) -> dict[str, object]:
+    @property
+    def manifest(self) -> dict[str, Any]:
         """What the manifest says; nothing in it is a path of this machine."""
-        return {
-            "platform": self.platform,
-            "libraries": [library.to_json() for library in self.libraries],
-            "left_to_the_system": dict(self.left),
-            "warnings": list(self.warnings),
-        }
+        said: dict[str, Any] = plain(document(BundleDocument, self))
+        return said
+
+
+class BundleDocument(msgspec.Struct):
+    """The libraries that a wheel contains, and those that it needs of the system."""
+
+    platform: str
+    libraries: tuple[BundledLibraryDocument, ...]
+    left: Annotated[dict[str, str], msgspec.Meta(description="and why")] = msgspec.field(name="left_to_the_system")
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)

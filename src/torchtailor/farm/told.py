@@ -5,22 +5,19 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from torchtailor.backends.source.progress import CompileProgress
+from torchtailor.progress import CompileProgress, Progress
 
 TOPIC = "torchtailor-progress"
 _EVERY = 1.0  # seconds
 
 
-class ToldProgress:
+class ToldProgress(Progress):
     """Tells who drives the farm how many files of a job are left; outside of Dask's workers, nobody."""
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._told = 0.0
         self._left: int | None = None
-
-    def stage(self, text: str) -> None:
-        pass
 
     def compiling(self, progress: CompileProgress) -> None:
         left = progress.total - progress.done

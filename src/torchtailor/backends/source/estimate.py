@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from torchtailor.backends.source.ninja import NinjaStatus, Timing
 from torchtailor.backends.source.tables import FileKind
-from torchtailor.backends.source.watch import RunningFile, Sample
+from torchtailor.backends.source.watch import Sample
 from torchtailor.catalog import SOURCE
 from torchtailor.ledger.ledger import Attempt, Result
+from torchtailor.progress import CompileProgress
 
 # Of the configuration that the ledger keeps.
 SPEED_KEY = "seconds_per_weight"
 COMPILER_KEY = "compiler"
 _ENOUGH = 20  # files, before this build's own times count
-
-
-@dataclass(frozen=True, slots=True)
-class CompileProgress:
-    """How far a build is."""
-
-    done: int
-    total: int
-    memory: int
-    slowest: tuple[RunningFile, ...]
-    remaining: float | None  # seconds
-
-    @property
-    def percent(self) -> float:
-        return 100 * self.done / self.total if self.total else 0.0
-
-
-class SourceProgress(Protocol):
-    """Receives the progress of a build from source."""
-
-    def stage(self, text: str) -> None: ...
-
-    def compiling(self, progress: CompileProgress) -> None: ...
 
 
 def learned_speed(attempts: Iterable[Attempt], compiler: str) -> float:
