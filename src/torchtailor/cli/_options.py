@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from torchtailor.errors import TorchtailorError
 
 _WHEELS = "From official wheels (--via wheel)"
 CUT_WHEELS = "How wheels are cut (--via wheel)"
@@ -13,7 +16,17 @@ _INDEXES = "Where wheels come from (--via wheel)"
 _SOURCE = "From source (--via source)"
 _FARM = "On many machines"
 
-Via = Annotated[str, typer.Option(metavar="wheel|source|nix", help="The build method.")]
+
+def method_names(incomplete: str) -> list[str]:
+    """The build methods that begin so, for a shell; those of the user's file too."""
+    from torchtailor.catalog import load_catalog
+
+    with suppress(TorchtailorError):
+        return [name for name in load_catalog().methods if name.startswith(incomplete)]
+    return []
+
+
+Via = Annotated[str, typer.Option(metavar="wheel|source|nix", autocompletion=method_names, help="The build method.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
 Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
 Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]

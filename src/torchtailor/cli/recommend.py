@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli._options import method_names
 from torchtailor.errors import ExitCode
 from torchtailor.recommendation.request import Workload
 
@@ -41,7 +42,10 @@ def command(
     ] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
     via: Annotated[
-        str | None, typer.Option(metavar="wheel|source|nix", help="Only this build method; wheel is preferred.")
+        str | None,
+        typer.Option(
+            metavar="wheel|source|nix", autocompletion=method_names, help="Only this build method; wheel is preferred."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import lzma
 import os
@@ -282,12 +281,10 @@ def _unpack(tarball: Path, stage: Path) -> None:
             archive.extractall(stage, filter="data")
             while archive.fileobj and archive.fileobj.read(1 << 20):  # a checksum at the end is only compared there
                 pass
-    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # bz2 and gzip raise theirs without a number
+            raise EnvironmentProblem(f"{tarball} cannot be unpacked: {error.strerror}.", "Free some space.") from error
         raise BadInputError(f"{tarball} is damaged: {error}.", "Download it again.") from error
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{tarball} cannot be unpacked: {error.strerror or error}.", "Free some space."
-        ) from error
     inside = list(stage.iterdir())
     if len(inside) == 1 and inside[0].is_dir():
         moved = stage.with_name(stage.name + ".in")
