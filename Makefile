@@ -19,7 +19,7 @@ export TORCHTAILOR_CACHE ?= $(CURDIR)/build/cache
 export TORCHTAILOR_STATE ?= $(CURDIR)/build/state
 endif
 
-.PHONY: build test test-slow torture lint types lock docs site recipes bench wheel clean
+.PHONY: build test compiled-tests test-slow torture lint types lock docs site recipes bench wheel clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -27,8 +27,10 @@ build: $(STAMP)
 	rm -rf build/env
 	$(BIN)/torchtailor install --into build/env --plain
 
-# One process more than cores: a quarter of the time is waiting for what tests start or fetch.
-test: $(STAMP) lint
+# One process more than cores: a quarter of the time is waiting for what tests start or fetch. All of them would compile
+# the tests with pytest's assertions; so that is done once, while mypy has the other core.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 lint compiled-tests
 	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --dist loadgroup -m "not slow" tests
 
 test-slow: $(STAMP)
@@ -42,6 +44,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+compiled-tests: $(STAMP)
+	@$(BIN)/pytest --collect-only -q -m "not slow" tests >/dev/null || true  # an error is shown by the tests
 
 # Types as every supported Python sees them, with its newest NumPy; CI runs it for the newest Python.
 types: $(STAMP)
