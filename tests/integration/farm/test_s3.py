@@ -30,7 +30,6 @@ def farm(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3
 def test_a_farm_with_its_store_in_s3(farm: Farm, workshop: Workshop, tmp_path: Path) -> None:
     import fsspec
 
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # of servers that other tests had
     workshop.build("sm90-avx512", options=OPTIONS)
     done = farm.build("sm90-avx512")
     assert not done.failed

@@ -23,6 +23,7 @@ pytest.importorskip("s3fs")
 @pytest.fixture
 def s3(shell: Shell) -> Iterator[str]:
     """An empty bucket on a server of its own."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # of servers and logins that other tests had
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
