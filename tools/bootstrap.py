@@ -9,7 +9,6 @@ the file VENV/.NAME. Older Pythons must be able to read this file, to be told th
 import ast
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -161,7 +160,7 @@ def compile_hook(python: Path) -> None:
     print("this machine's C compiler cannot be used; installing ziglang (90 MB)", flush=True)
     try:
         install(python, "-r", str(LOCKS / "hook.txt"))
-        done = run([*tool, "--arch", platform.machine()])
+        done = run(tool)
         why = done.stdout.strip() if done.returncode else ""
     except SetUpError as error:
         why = f"ziglang cannot be installed. {error}"

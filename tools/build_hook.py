@@ -1,7 +1,7 @@
 """Compiles the workload hook: for both architectures against glibc 2.17 with `ziglang`, or for this machine with cc.
 
     pip install ziglang && python tools/build_hook.py    what releases have; the same bytes wherever it runs
-    python tools/build_hook.py --system                  for development: this machine's compiler and C library
+    python tools/build_hook.py --system                  for development: this machine's compilers and C library
 
 The libraries go to src/torchtailor/workload/native/ARCH, where a wheel takes them from (hatch_build.py).
 """
@@ -56,10 +56,12 @@ def zig(arch: str) -> list[str]:
 
 
 def system(arch: str) -> list[str]:
-    """This machine's C compiler, or what CC names."""
+    """This machine's C compiler, or what CC names; for the other architecture, a cross compiler."""
     if arch != platform.machine():
+        if cross := cross_compiler(arch):
+            return [cross]
         raise CannotBuildError(
-            f"--system builds for {platform.machine()}, not for {arch}.\n"
+            f"--system builds for {platform.machine()}; there is no compiler for {arch}.\n"
             "       Run `pip install ziglang` and leave --system out."
         )
     command = shlex.split(os.environ.get("CC") or "cc")
@@ -69,6 +71,16 @@ def system(arch: str) -> list[str]:
             "       Install one (on Debian: apt-get install gcc), or `pip install ziglang`."
         )
     return command
+
+
+def cross_compiler(arch: str) -> str | None:
+    return shutil.which(f"{arch}-linux-gnu-gcc")
+
+
+def system_arches() -> list[str]:
+    """This machine's architecture, and the other where there is a cross compiler for it."""
+    here = platform.machine()
+    return [here, *(arch for arch in ARCHES if arch != here and cross_compiler(arch))]
 
 
 def build(arch: str, compiler: list[str], folder: Path, *flags: str, strip: bool = True) -> list[Path]:
@@ -92,10 +104,10 @@ def build(arch: str, compiler: list[str], folder: Path, *flags: str, strip: bool
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", action="append", choices=ARCHES, help="only this one (default: both)")
-    parser.add_argument("--system", action="store_true", help="this machine's compiler, for this machine")
+    parser.add_argument("--system", action="store_true", help="this machine's compilers")
     parser.add_argument("--into", type=Path, default=NATIVE, help="folder for ARCH/LIBRARY (default: the package)")
     options = parser.parse_args()
-    arches = options.arch or ([platform.machine()] if options.system else ARCHES)
+    arches = options.arch or (system_arches() if options.system else ARCHES)
     try:
         with tempfile.TemporaryDirectory(prefix="torchtailor-zig-") as caches:  # not in a home or in the sources
             os.environ.update(ZIG_GLOBAL_CACHE_DIR=caches, ZIG_LOCAL_CACHE_DIR=caches)

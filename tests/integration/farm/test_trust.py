@@ -7,10 +7,14 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.catalogs import load_pinned
 from tests.integration.backends.conftest import Shell
@@ -74,8 +78,19 @@ class Authority:
         self.sign("cert.pem", days=30)
 
     def sign(self, name: str, days: int) -> str:
-        signer = ("-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial")
-        self._openssl("x509", "-req", "-in", "request.pem", *signer, "-out", name, "-days", str(days))
+        """For so many days from yesterday on; openssl 3.5 no longer signs what has expired already."""
+        request = x509.load_pem_x509_csr(Path(self.path("request.pem")).read_bytes())
+        issuer = x509.load_pem_x509_certificate(Path(self.path("ca.pem")).read_bytes())
+        key = serialization.load_pem_private_key(Path(self.path("ca-key.pem")).read_bytes(), None)
+        assert isinstance(key, rsa.RSAPrivateKey)
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        certificate = (
+            x509.CertificateBuilder(issuer.subject, request.subject, request.public_key(), x509.random_serial_number())
+            .not_valid_before(yesterday)
+            .not_valid_after(yesterday + timedelta(days=days, minutes=1))
+            .sign(key, hashes.SHA256())
+        )
+        Path(self.path(name)).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return self.path(name)
 
     def path(self, name: str) -> str:
@@ -182,7 +197,7 @@ def test_what_is_wrong_with_tls_is_said_in_a_sentence(
         case "another certificate":
             settings = stranger.settings | {_CA: authority.path("ca.pem")}
         case "expired":
-            settings[_CERT] = authority.sign("expired.pem", days=-1)
+            settings[_CERT] = authority.sign("expired.pem", days=0)
         case "tcp":
             address = address.replace("tls://", "tcp://")
     with dask.config.set(settings), pytest.raises(TorchtailorError) as caught:
