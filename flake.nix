@@ -75,9 +75,9 @@
             value = recipes.${name};
           }) (builtins.attrNames recipes)
         );
-      library = ./src/torchtailor/recipes/library;
+      library = ./src/torchtailor/nix/library;
       version = builtins.head (
-        builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/version.py)
+        builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/core/version.py)
       );
       toolFor =
         pkgs:

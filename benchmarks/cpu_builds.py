@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.launch import Launch
+from torchtailor.trees.artifact.launch import Launch
 from torchtailor.verification.measures import measure, ratios
 
 OPS = Path(__file__).with_name("cpu_ops.py")

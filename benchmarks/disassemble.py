@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-from torchtailor.hostcode.analyse import analyse
-from torchtailor.hostcode.image import CodeImage
-from torchtailor.hostcode.needs import read_needs
-from torchtailor.hostcode.reach import Reach
+from torchtailor.code.hostcode.analyse import analyse
+from torchtailor.code.hostcode.image import CodeImage
+from torchtailor.code.hostcode.needs import read_needs
+from torchtailor.code.hostcode.reach import Reach
 
 
 def family(pid: str = "self") -> list[str]:

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.backends.choose import choose
-from torchtailor.backends.source.options import SourceOptions
-from torchtailor.backends.source.plan import MatrixPlan, plan_matrix
-from torchtailor.backends.source.tables import load_tables
+from torchtailor.building.choose import choose
+from torchtailor.building.farm.jobs import CompilePart, CompileShard, FetchSource
+from torchtailor.building.farm.shards import part_of
+from torchtailor.building.farm.simulate import Simulation, simulate
+from torchtailor.building.farm.sources import PlannedSource, SourceCosts, source_graph
+from torchtailor.building.source.options import SourceOptions
+from torchtailor.building.source.plan import MatrixPlan, plan_matrix
+from torchtailor.building.source.tables import load_tables
 from torchtailor.catalog import SOURCE, Capability, Catalog, load_catalog
-from torchtailor.farm.jobs import CompilePart, CompileShard, FetchSource
-from torchtailor.farm.shards import part_of
-from torchtailor.farm.simulate import Simulation, simulate
-from torchtailor.farm.sources import PlannedSource, SourceCosts, source_graph
-from torchtailor.format import human_seconds
+from torchtailor.core.format import human_seconds
 
 ROOT = Path(__file__).parent.parent
 TIMES = ROOT / "docs" / "results" / "source-build-times.tsv"

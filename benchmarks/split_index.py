@@ -12,7 +12,7 @@ import argparse
 import time
 from pathlib import Path
 
-from torchtailor.disk import hash_file
+from torchtailor.core.disk import hash_file
 from torchtailor.tailoring.run import tailor
 
 

@@ -63,7 +63,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     """A test that uses the workload hook of a machine for which none was compiled is skipped."""
-    from torchtailor.errors import EnvironmentProblem
+    from torchtailor.core.errors import EnvironmentProblem
 
     try:
         return (yield)
@@ -123,7 +123,7 @@ def home(homes: Iterator[Path]) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every JSON document that a test prints in this process is one of docs/json.md."""
-    from torchtailor import ui
+    from torchtailor.cli import ui
 
     printing = ui.print_json
 
@@ -132,7 +132,7 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 
         import jsonschema
 
-        from torchtailor.ui.documents import json_schema
+        from torchtailor.cli.ui.documents import json_schema
 
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
@@ -148,7 +148,7 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_consoles() -> Iterator[None]:
     """What one test printed to, such as a terminal, is not what the next one prints to."""
     yield
-    if console := sys.modules.get("torchtailor.ui.console"):
+    if console := sys.modules.get("torchtailor.cli.ui.console"):
         for one in (console.out, console.err):
             if hasattr(one, "cache_clear"):  # not where a test put its own
                 one.cache_clear()

@@ -34,7 +34,7 @@ CLONE = "a clone/torchtailor"  # `make` and all scripts must bear a space
 # Some 350 tests, chosen for what they ask of the machine: indexes, terminals, compiled code, other programs.
 SMOKE = (
     "tests/integration/host",
-    "tests/unit/backends/test_install.py",
+    "tests/unit/building/test_install.py",
     "tests/unit/cli",
     "tests/unit/docs/test_bootstrap.py",
     "tests/unit/fetch/test_settings.py",

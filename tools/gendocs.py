@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchtailor.advise.host.tegra import tegra_table
+from torchtailor.advise.recommendation import recommend
+from torchtailor.advise.recommendation.result import Alternative
 from torchtailor.catalog import DEFAULT_PYTHON, NIX, WHEEL, Catalog, Fit, Gpu, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
+from torchtailor.catalog.variants import Matrix, Variant, available_methods, coverage
 from torchtailor.cli import COMMANDS
 from torchtailor.cli.run import load_command
-from torchtailor.errors import EXIT_MEANINGS
-from torchtailor.host.tegra import tegra_table
-from torchtailor.recommendation import recommend
-from torchtailor.recommendation.result import Alternative
-from torchtailor.ui.documents import DOCUMENTS, json_schema, schema_of
-from torchtailor.variants import Matrix, Variant, available_methods, coverage
+from torchtailor.cli.ui.documents import DOCUMENTS, json_schema, schema_of
+from torchtailor.core.errors import EXIT_MEANINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "src" / "torchtailor" / "catalog" / "data" / "torchtailor.schema.json"

@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.images.compression import LayerCompression, LayerWriter, WrittenLayer
+from torchtailor.oci.compression import LayerCompression, LayerWriter, WrittenLayer
 
 RECIPE = Path(__file__).with_suffix(".toml")
 _EPOCH = "2026-01-01T00:00:00Z"

@@ -160,7 +160,7 @@ LEVEL_2 = """
 import sys
 sys.path.append("/opt/torchtailor-proof")
 from pathlib import Path
-from torchtailor.artifact.artifact import open_artifact
+from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.catalog import load_catalog
 from torchtailor.verification.levels import running_checks
 from torchtailor.verification.result import Level

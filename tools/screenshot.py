@@ -13,9 +13,9 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from torchtailor.catalog import load_catalog
-from torchtailor.report import write_report
 from torchtailor.site.pages import render_site, write_site
 from torchtailor.verification.output import read_report
+from torchtailor.verification.report import write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "results" / "h200" / "verify-tailored.json"

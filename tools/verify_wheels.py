@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.tailoring.run import tailor
+from torchtailor.trees.wheels.name import wheels_in
 from torchtailor.verification import CheckOutcome, VerifyReport, verify
-from torchtailor.wheels.name import wheels_in
 
 
 def main() -> int:

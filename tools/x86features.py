@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-OUTPUT = Path(__file__).parents[1] / "src/torchtailor/hostcode/data/x86_64.toml"
+OUTPUT = Path(__file__).parents[1] / "src/torchtailor/code/hostcode/data/x86_64.toml"
 SLOT = 16
 
 # Feature names of gas -> words of /proc/cpuinfo, weakest first: if several match, the first is used.

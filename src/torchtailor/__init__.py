@@ -7,22 +7,22 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # nothing is imported here: until `__main__` runs, Ctrl-C would print a traceback
 if TYPE_CHECKING:
-    from torchtailor.backends.base import BuildResult
-    from torchtailor.backends.build import build, plan_build
-    from torchtailor.backends.install import install, plan_install
+    from torchtailor.advise.host.detect import detect
+    from torchtailor.advise.host.model import Host
+    from torchtailor.advise.recommendation.engine import recommend
+    from torchtailor.advise.recommendation.result import Recommendation
+    from torchtailor.building.base import BuildResult
+    from torchtailor.building.build import build, plan_build
+    from torchtailor.building.install import install, plan_install
     from torchtailor.catalog.methods import Method
-    from torchtailor.errors import TorchtailorError
-    from torchtailor.host.detect import detect
-    from torchtailor.host.model import Host
-    from torchtailor.inspection.inspect import inspect
-    from torchtailor.inspection.inspection import Inspection
-    from torchtailor.recommendation.engine import recommend
-    from torchtailor.recommendation.result import Recommendation
+    from torchtailor.core.errors import TorchtailorError
+    from torchtailor.core.version import __version__
     from torchtailor.tailoring.result import TailorResult
     from torchtailor.tailoring.run import tailor
+    from torchtailor.verification.inspection.inspect import inspect
+    from torchtailor.verification.inspection.inspection import Inspection
     from torchtailor.verification.result import Level, VerifyReport
     from torchtailor.verification.run import verify
-    from torchtailor.version import __version__
 
 __all__ = [
     "BuildResult",
@@ -47,23 +47,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BuildResult": "backends.base",
-    "Host": "host.model",
-    "Inspection": "inspection.inspection",
+    "BuildResult": "building.base",
+    "Host": "advise.host.model",
+    "Inspection": "verification.inspection.inspection",
     "Level": "verification.result",
     "Method": "catalog.methods",
-    "Recommendation": "recommendation.result",
+    "Recommendation": "advise.recommendation.result",
     "TailorResult": "tailoring.result",
-    "TorchtailorError": "errors",
+    "TorchtailorError": "core.errors",
     "VerifyReport": "verification.result",
-    "__version__": "version",
-    "build": "backends.build",
-    "detect": "host.detect",
-    "inspect": "inspection.inspect",
-    "install": "backends.install",
-    "plan_build": "backends.build",
-    "plan_install": "backends.install",
-    "recommend": "recommendation.engine",
+    "__version__": "core.version",
+    "build": "building.build",
+    "detect": "advise.host.detect",
+    "inspect": "verification.inspection.inspect",
+    "install": "building.install",
+    "plan_build": "building.build",
+    "plan_install": "building.install",
+    "recommend": "advise.recommendation.engine",
     "tailor": "tailoring.run",
     "verify": "verification.run",
 }

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from tests.catalogs import load_pinned
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.model import Host
+from torchtailor.advise.host.probe import Recording, ReplayProbe
 from torchtailor.catalog import Catalog
-from torchtailor.host.detect import detect
-from torchtailor.host.model import Host
-from torchtailor.host.probe import Recording, ReplayProbe
-from torchtailor.variants import Matrix
+from torchtailor.catalog.variants import Matrix
 
 FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

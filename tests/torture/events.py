@@ -18,8 +18,8 @@ from typing import ClassVar
 from tests.torture.harness import Torture, check_error
 from tests.torture.inputs import FAT, check_index
 from tests.torture.intruder import ATTACKS, intrude, listening
-from tests.unit.backends.conftest import Workshop
-from tests.unit.backends.stack import fill
+from tests.unit.building.conftest import Workshop
+from tests.unit.building.stack import fill
 from tests.unit.fetch.serving import Fault, Site, serve
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import library
@@ -28,8 +28,8 @@ from tests.unit.tailoring.helpers import check_records, install
 from tests.unit.tailoring.helpers import options as tailor_options
 from tests.unit.wheels.builder import build_wheel
 from tests.waiting import wait_until
-from torchtailor.errors import TorchtailorError
-from torchtailor.farm.drive import WorkerNews
+from torchtailor.building.farm.drive import WorkerNews
+from torchtailor.core.errors import TorchtailorError
 
 OK, REFUSED, WRONG = 0, 3, 70
 
@@ -133,9 +133,9 @@ class Work:
         self.workshop().build("sm90-avx512")
 
     def _publish(self) -> None:
+        from torchtailor.core.store import FolderStore
         from torchtailor.fetch.cache import Cache
         from torchtailor.publish.publish import publish
-        from torchtailor.store import FolderStore
 
         publish(self.folder / "dist", FolderStore(self.folder / "work/public"), cache=Cache(self.folder / "work/cache"))
 
@@ -297,8 +297,8 @@ class Strangers(Torture):
     name = "strangers"
 
     def prepare(self, folder: Path) -> None:
-        from torchtailor.farm.perform import WorkerSetup
-        from torchtailor.farm.where import PlaceKind, Where, started
+        from torchtailor.building.farm.perform import WorkerSetup
+        from torchtailor.building.farm.where import PlaceKind, Where, started
 
         os.setsid()  # whose ports these are
         os.environ["PYTHONWARNINGS"] = "ignore"  # of semaphores: nothing here ends as it should

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
 
 MEMORY = 4 << 30  # bytes of address space
 SECONDS = 20.0  # of wall-clock time, on a machine that may be busy

@@ -155,8 +155,8 @@ class Wheels(Torture):
         self.central = self.data.rfind(b"PK\x01\x02", 0, self.data.find(b"PK\x01\x02") + 4)
 
     def attempt(self, dice: random.Random, folder: Path) -> str:
-        from torchtailor.inspection.inspect import inspect
         from torchtailor.tailoring.wheel import tailor_wheel
+        from torchtailor.verification.inspection.inspect import inspect
 
         if dice.random() < 0.5:  # the table, where every lie is
             data = self.data[: self.central] + damage_bytes(self.data[self.central :], dice)
@@ -286,7 +286,7 @@ class Manifests(Torture):
     share = 0.04
 
     def prepare(self, folder: Path) -> None:
-        from torchtailor.index.pages import index_pages
+        from torchtailor.trees.index.pages import index_pages
         from torchtailor.wheelhouse.wheelhouse import add_metadata, write_pages
 
         house = self.house = folder / "dist" / "variant"
@@ -308,9 +308,9 @@ class Manifests(Torture):
         self.files = {path: path.read_bytes() for path in (house / "manifest.json", *house.rglob("index.json"))}
 
     def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.core.store import FolderStore
         from torchtailor.fetch.cache import Cache
         from torchtailor.publish.publish import publish
-        from torchtailor.store import FolderStore
 
         for path, data in self.files.items():
             path.write_bytes(data)
@@ -366,14 +366,14 @@ class Traces(Torture):
             self.traces.append(make_trace(read_events([folder / "record.tsv"]), ["python a.py"]).to_bytes())
 
     def _hookable(self, path: Path, check: Any) -> bool:
-        from torchtailor.binary.elf import ElfFile
-        from torchtailor.binary.source import open_source
+        from torchtailor.code.binary.elf import ElfFile
+        from torchtailor.code.binary.source import open_source
 
         with open_source(path) as source:
             return bool(check(ElfFile(source)))
 
     def _addresses(self, path: Path) -> list[int]:
-        from torchtailor.gpucode.scan import scan_file
+        from torchtailor.code.gpucode.scan import scan_file
 
         return [one.address for one in scan_file(path).containers if one.loaded and one.address is not None]
 
@@ -477,7 +477,7 @@ class Configuration(Torture):
         self._settings("UV_CONFIG_FILE", UV, dice, folder)
 
     def _settings(self, variable: str, text: str, dice: random.Random, folder: Path) -> None:
-        from torchtailor.errors import TorchtailorError
+        from torchtailor.core.errors import TorchtailorError
         from torchtailor.fetch.client import Client
         from torchtailor.fetch.settings import read_settings
 
@@ -498,8 +498,8 @@ class Configuration(Torture):
             path.unlink()
 
     def _machine(self, dice: random.Random, folder: Path) -> None:
-        from torchtailor.host.probe import Recording
-        from torchtailor.host.store import dumps, loads
+        from torchtailor.advise.host.probe import Recording
+        from torchtailor.advise.host.store import dumps, loads
 
         data = damage_json(dice.choice(self.machines), dice)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -507,7 +507,7 @@ class Configuration(Torture):
         dumps(loads(data, "machine.json"))
 
     def _log(self, dice: random.Random, folder: Path) -> None:
-        from torchtailor.failures.diagnosis import diagnose
+        from torchtailor.verification.failures.diagnosis import diagnose
 
         diagnose(io.BytesIO(damage_bytes(dice.choice(self.logs), dice)))
 

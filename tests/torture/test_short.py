@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.torture.harness import Torture, run_class, table
-from torchtailor.errors import BadInputError
+from torchtailor.core.errors import BadInputError
 
 
 def test_some_of_everything() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor import disk
-from torchtailor.disk import (
+from torchtailor.core import disk
+from torchtailor.core.disk import (
     DamagedFileError,
     _intact,
     cache_folder,
@@ -41,7 +41,7 @@ from torchtailor.disk import (
     write_atomically,
     write_output,
 )
-from torchtailor.errors import EnvironmentProblem, UsageError
+from torchtailor.core.errors import EnvironmentProblem, UsageError
 
 FORK = multiprocessing.get_context("fork")
 
@@ -516,13 +516,13 @@ def test_what_was_found_intact_is_read_once_also_by_other_processes(
         reads.append(1)
         return hash_file(descriptor, algorithm)
 
-    monkeypatch.setattr("torchtailor.disk.hash_file", counted)
+    monkeypatch.setattr("torchtailor.core.disk.hash_file", counted)
     with sharing_intact(listed):
         check_intact(file, good)
         check_intact(other, good)
     assert len(reads) == 1
 
-    monkeypatch.setattr("torchtailor.disk._intact", type(_intact)())  # as in another process
+    monkeypatch.setattr("torchtailor.core.disk._intact", type(_intact)())  # as in another process
     with sharing_intact(listed):
         check_intact(other, good)
         assert len(reads) == 1

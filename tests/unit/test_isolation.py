@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import conftest
-from torchtailor.disk import cache_folder, state_folder, work_folder
+from torchtailor.core.disk import cache_folder, state_folder, work_folder
 
 ROOT = Path(__file__).parents[2]
 

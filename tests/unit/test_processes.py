@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.images.builder import stock, tar_of
+from tests.unit.oci.builder import stock, tar_of
 from tests.unit.wheels.builder import build_wheel
-from torchtailor import processes
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.processes import run_all
+from torchtailor.core import processes
+from torchtailor.core.errors import ExitCode
+from torchtailor.core.processes import run_all
 
 FAT = (Path(__file__).parent / "gpucode" / "fixtures" / "raw.so").read_bytes()
 
@@ -57,7 +57,7 @@ def test_a_killed_worker_is_said_in_the_same_words(
     wheel = build_wheel(tmp_path, libraries)
     image = stock(tmp_path / "image", [tar_of({f"usr/lib/{name}": data for name, data in libraries.items()})])
     monkeypatch.setattr(processes, "_WORTH_PROCESSES", 0)
-    monkeypatch.setattr("torchtailor.inspection.inspect.available_cores", lambda: 2)
+    monkeypatch.setattr("torchtailor.verification.inspection.inspect.available_cores", lambda: 2)
     monkeypatch.setattr("torchtailor.verification.static.read.available_cores", lambda: 2)
     monkeypatch.setattr(f"torchtailor.{function}", be_killed)
     words = [word.format(wheel=wheel, image=image, out=tmp_path / "out") for word in command.split()]

@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor import version
-from torchtailor.backends.cutting import cut_key
-from torchtailor.backends.jobs import CutForGpus, PackedWheel, PackVariant
-from torchtailor.catalog import WHEEL, Capability
-from torchtailor.farm.fingerprint import describe_worker
-from torchtailor.farm.jobs import (
+from torchtailor.building.cutting import cut_key
+from torchtailor.building.farm.fingerprint import describe_worker
+from torchtailor.building.farm.jobs import (
     CompilePart,
     CompileShard,
     ConfigureSource,
@@ -23,12 +20,15 @@ from torchtailor.farm.jobs import (
     SourceSpec,
     gives_of,
 )
-from torchtailor.hostcode import cache as hostcode
+from torchtailor.building.jobs import CutForGpus, PackedWheel, PackVariant
+from torchtailor.catalog import WHEEL, Capability
+from torchtailor.code.hostcode import cache as hostcode
+from torchtailor.core import version
+from torchtailor.core.version import code_key
 from torchtailor.surgery.cut import Cut
-from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
-PACKAGE = Path(version.__file__).parent
+PACKAGE = Path(version.__file__).parents[1]
 SPEC = SourceSpec("sm90-avx512", ("9.0",), "aa", "git", "https://example.org/x.git", "v1", "gcc 14")
 WHEELHOUSE = WheelhouseDescription(
     "sm90-avx512", "9.0", "avx512", "x86_64", "2.10.0", "cuda-13_0", "cu130", "3.13", WHEEL
@@ -49,7 +49,7 @@ def key_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], str]]:
     """The key of a copy of the package."""
 
     def of(package: Path) -> str:
-        monkeypatch.setattr(version, "__file__", str(package / "version.py"))
+        monkeypatch.setattr(version, "__file__", str(package / "core" / "version.py"))
         code_key.cache_clear()
         hostcode.fingerprint.cache_clear()
         return code_key()

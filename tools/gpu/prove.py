@@ -17,8 +17,8 @@ from typing import Any
 
 from stock import copy_stock, site_of  # beside this file
 
-from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.disk import write_output
+from torchtailor.core.disk import write_output
+from torchtailor.trees.artifact.launch import Launch, op_suite
 from torchtailor.verification.compare import CaseVerdict, compare
 from torchtailor.verification.measures import Figure, Measures, measure, ratios
 from torchtailor.verification.suite_results import SuiteResults, load_results
@@ -101,9 +101,9 @@ def tailor(notes: Notes, name: str, targets: list[str]) -> None:
 
 def wrong(notes: Notes, options: argparse.Namespace) -> None:
     """A torch cut for 8.0 must be rejected by our check, with an explanation, before CUDA fails."""
+    from torchtailor.advise.host.detect import detect
     from torchtailor.catalog import load_catalog
-    from torchtailor.host.detect import detect
-    from torchtailor.inspection.torch_code import read_torch
+    from torchtailor.verification.inspection.torch_code import read_torch
     from torchtailor.verification.ongpu import presence_checks
 
     catalog = load_catalog()

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from torchtailor.artifact.installed import InstalledDistribution, installed_in
+from torchtailor.trees.artifact.installed import InstalledDistribution, installed_in
 
 _WRITTEN_BY_INSTALLERS = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.artifact.installed import InstalledDistribution, installed_in
+from torchtailor.trees.artifact.installed import InstalledDistribution, installed_in
 
 _OURS = re.compile(r"torch|triton|(?:nvidia|cuda)-.+")
 

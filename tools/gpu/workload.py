@@ -215,7 +215,7 @@ def run_suite(folder: Path, name: str, tree: str, **variables: str) -> str:
 
 def compare_suites(*trees: str) -> None:
     """The op suite on stock, twice, unless that was done, and on these trees; all at the same time."""
-    from torchtailor.artifact.launch import op_suite
+    from torchtailor.trees.artifact.launch import op_suite
     from torchtailor.verification.compare import compare
     from torchtailor.verification.suite_results import load_results
 
@@ -255,7 +255,7 @@ PROBE = """import torch; (torch.ones(64, device="cuda") + 1).sum().item()"""
 
 def suite_nopack() -> None:
     """The op suite without packs: what fails must fail by CUDA's error after our sentence, and nothing may crash."""
-    from torchtailor.artifact.launch import op_suite
+    from torchtailor.trees.artifact.launch import op_suite
     from torchtailor.verification.suite_results import load_results
 
     # Also what the suite itself needs to tell whether a device works.
@@ -389,7 +389,7 @@ print("done")
 
 def late() -> None:
     """The hook comes after the libraries: what it still sees of stock ones."""
-    from torchtailor.binary.elf_headers import ElfMachine
+    from torchtailor.code.binary.elf_headers import ElfMachine
     from torchtailor.workload.hook import HookKind, hook_library
 
     file = WORK / "late.py"

@@ -10,8 +10,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from torchtailor.backends.source.ninja import Timing, edges, read_log
-from torchtailor.backends.source.tables import FileKind, load_tables
+from torchtailor.building.source.ninja import Timing, edges, read_log
+from torchtailor.building.source.tables import FileKind, load_tables
 
 
 def timings(build: Path) -> list[tuple[FileKind, Timing]]:

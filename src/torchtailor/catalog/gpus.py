@@ -18,6 +18,8 @@ from msgspec import Meta
 from torchtailor.catalog.schema import Arch, Sourced, Strict, Word
 from torchtailor.catalog.versions import Dotted
 
+NO_GPU_LABEL = "nogpu"  # in the version of a wheel that was cut for machines without a GPU
+
 _CAPABILITY = re.compile(r"(?:(?:sm|compute|lto)_?)?(\d{1,2})\.(\d)|(?:(?:sm|compute|lto)_?)?(\d{2,3})", re.IGNORECASE)
 _CODE = re.compile(r"(sm|compute|lto)_(\d{1,2})(\d)([af]?)", re.IGNORECASE)
 _TORCH_ARCH = re.compile(r"(\d{1,2}\.\d)([af]?)(\+PTX)?", re.IGNORECASE)

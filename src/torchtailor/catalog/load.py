@@ -23,8 +23,8 @@ from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
-from torchtailor.errors import BadInputError, NoMatchError, UsageError
-from torchtailor.trust import Limit, read_limited
+from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.trust import Limit, read_limited
 
 _log = logging.getLogger(__name__)
 USER_FILE = "torchtailor.toml"

@@ -20,7 +20,7 @@ import msgspec
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.schema import Strict, decode
 from torchtailor.catalog.versions import Dotted
-from torchtailor.errors import NoMatchError
+from torchtailor.core.errors import NoMatchError
 
 Words = tuple[str, ...]
 

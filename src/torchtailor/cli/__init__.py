@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchtailor.version import __version__
+from torchtailor.core.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

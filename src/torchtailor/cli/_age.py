@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Catalog
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def say_if_old(catalog: Catalog) -> None:
     """Say so where the catalog was last checked too long ago."""
     from torchtailor.catalog.age import age_note
-    from torchtailor.ui import err
+    from torchtailor.cli.ui import err
 
     if note := age_note(catalog.checked):
         err().print(f"Note: {note}", style="yellow", markup=False)

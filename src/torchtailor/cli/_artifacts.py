@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtailor.progress import Progress
+from torchtailor.core.progress import Progress
 
 if TYPE_CHECKING:
-    from torchtailor.artifact.artifact import Artifact
+    from torchtailor.trees.artifact.artifact import Artifact
 
 
 @contextmanager
@@ -18,8 +18,8 @@ def artifact_named(
     name: str, *, platform: str | None = None, insecure: bool = False, progress: Progress | None = None
 ) -> Iterator[Artifact]:
     """The artifact for as long as the block runs; of an image what matters is unpacked meanwhile."""
-    from torchtailor.artifact.artifact import open_artifact
-    from torchtailor.images.opened import is_image_name, opened_image
+    from torchtailor.tailoring.image.opened import is_image_name, opened_image
+    from torchtailor.trees.artifact.artifact import open_artifact
 
     if not is_image_name(name):
         yield open_artifact(Path(name))

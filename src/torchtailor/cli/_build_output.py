@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from torchtailor import ui
 from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
-from torchtailor.format import counted
+from torchtailor.cli import ui
+from torchtailor.core.format import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchtailor.backends.base import BuildPlan, BuildResult, Unavailable
-    from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
-    from torchtailor.backends.nix.run import NixOutput
-    from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
-    from torchtailor.backends.source.bundling.bundle import Bundle
-    from torchtailor.backends.source.runner import PlannedSourceBuild
-    from torchtailor.backends.wheel.plan import WheelPlan
-    from torchtailor.backends.wheel.run import WheelBuildResult
+    from torchtailor.building.base import BuildPlan, BuildResult, Unavailable
+    from torchtailor.building.nix.backend import NixBuildResult, NixPlan
+    from torchtailor.building.nix.run import NixOutput
+    from torchtailor.building.source.backend import SourceBuildResult, SourcePlan
+    from torchtailor.building.source.bundling.bundle import Bundle
+    from torchtailor.building.source.runner import PlannedSourceBuild
+    from torchtailor.building.wheel.plan import WheelPlan
+    from torchtailor.building.wheel.run import WheelBuildResult
     from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
 

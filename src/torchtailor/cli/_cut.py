@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from torchtailor.cli._options import listed
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 SMALLER = "To save more"
 _WORKLOAD = "For one program"
@@ -175,7 +175,7 @@ def _refusal(command: str, name: str) -> UsageError:
 
 def without_gpu(command: str, gpu: str | None) -> bool:
     """What `--gpu` of a build says: none, or nothing."""
-    from torchtailor.gpucode.targets import NO_GPU
+    from torchtailor.code.gpucode.targets import NO_GPU
 
     if gpu is not None and gpu.lower() != NO_GPU:
         raise _refusal(command, "gpu")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from torchtailor import ui
-from torchtailor.documents import plain
-from torchtailor.farm.events import EventKind, FarmEvent
-from torchtailor.farm.policy import THIS_PROCESS
-from torchtailor.format import counted
+from torchtailor.building.farm.events import EventKind, FarmEvent
+from torchtailor.building.farm.policy import THIS_PROCESS
+from torchtailor.cli import ui
+from torchtailor.core.documents import plain
+from torchtailor.core.format import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from torchtailor.farm.build import FarmBuildResult, FarmPlan
+    from torchtailor.building.farm.build import FarmBuildResult, FarmPlan
 
 _FRAME = 8  # lines of the window around the rows of the table
 _NAMES = 12  # variants of a plan that are listed

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
 
 _WHEELS = "From official wheels (--via wheel)"
 CUT_WHEELS = "How wheels are cut (--via wheel)"

@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from torchtailor.errors import EnvironmentProblem, NoMatchError
+from torchtailor.core.errors import EnvironmentProblem, NoMatchError
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([a-z0-9-]+)\.md(?:#[^)]*)?\)")
 _MARKER = re.compile(r"<!-- /?generated[^>]*-->\n?")

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtailor import ui
-from torchtailor.progress import CompileProgress, NixProgress, Progress
+from torchtailor.cli import ui
+from torchtailor.core.progress import CompileProgress, NixProgress, Progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchtailor.version import __version__
+from torchtailor.core.version import __version__
 
 _log = logging.getLogger(__name__)
 _Verbose = Annotated[
@@ -49,7 +49,7 @@ def _begin(context: Any, _: Any, verbosity: int) -> None:
 
 @contextmanager
 def _logged(command: str, verbosity: int) -> Iterator[None]:
-    from torchtailor.ui.log import log_on_stderr
+    from torchtailor.cli.ui.log import log_on_stderr
 
     began = time.monotonic()
     with log_on_stderr(verbosity):

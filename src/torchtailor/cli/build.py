@@ -12,7 +12,7 @@ import typer
 from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 
 @_cut.takes_cut("build", panel=options.CUT_WHEELS)
@@ -65,10 +65,10 @@ def command(
 
     The official wheels are fetched, cut to one GPU and proven, and an index to install from is written.
     """
-    from torchtailor import ui
-    from torchtailor.backends.build import plan_build
-    from torchtailor.backends.source.options import SourceOptions
-    from torchtailor.backends.wheel.options import WheelOptions
+    from torchtailor.building.build import plan_build
+    from torchtailor.building.source.options import SourceOptions
+    from torchtailor.building.wheel.options import WheelOptions
+    from torchtailor.cli import ui
     from torchtailor.cli._build_output import show_plan, show_result
     from torchtailor.cli._progress import BuildDisplay
     from torchtailor.surgery.cut import Cut
@@ -183,7 +183,7 @@ def _changed(value: Any) -> list[str]:
 
 def refuse_on_farms(given: Iterable[str]) -> None:
     """Refuse options, by their fields, that no job of a farm would see."""
-    from torchtailor.disk import WORK_VARIABLE
+    from torchtailor.core.disk import WORK_VARIABLE
 
     unseen = [name for name in given if name in _NOT_ON_FARMS]
     if unseen:
@@ -212,8 +212,8 @@ def refuse_of_others(method: str, names: Sequence[str], via: str) -> None:
 
 def _check_farm(on: str | None, via: str, *, store: str | None, shards: int | None, prove: bool, dry_run: bool) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
+    from torchtailor.building.farm.where import check_answers, check_room, chosen_store, parse_where
     from torchtailor.catalog import load_catalog
-    from torchtailor.farm.where import check_answers, check_room, chosen_store, parse_where
 
     if on is None:
         if store is not None or shards or prove:
@@ -250,13 +250,13 @@ def _build_on(
     plain: bool,
 ) -> None:
     """Build on many machines; what fails is said at the end, with the rest built."""
-    from torchtailor import ui
-    from torchtailor.backends.base import unavailable_rows
+    from torchtailor.building.base import unavailable_rows
+    from torchtailor.building.farm.build import failure_of, plan_farm, run_farm
+    from torchtailor.building.farm.where import parse_where
     from torchtailor.catalog import load_catalog
+    from torchtailor.cli import ui
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result, show_farm_variants
-    from torchtailor.farm.build import failure_of, plan_farm, run_farm
-    from torchtailor.farm.where import parse_where
 
     catalog = load_catalog()
     farm = plan_farm(

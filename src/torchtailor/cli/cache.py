@@ -10,7 +10,7 @@ import typer
 
 from torchtailor.cli._age import seconds_of
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
     from torchtailor.fetch.cache import Cache, Entry
@@ -32,8 +32,8 @@ def list_command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """List wheels, partial downloads and cut wheels."""
-    from torchtailor import ui
-    from torchtailor.documents import document
+    from torchtailor.cli import ui
+    from torchtailor.core.documents import document
     from torchtailor.fetch.cache import Cache, CacheListing, EntryDocument
 
     cache = Cache()
@@ -65,7 +65,7 @@ def prune(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Remove what was not used for 30 days, or for --older-than."""
-    from torchtailor import ui
+    from torchtailor.cli import ui
     from torchtailor.fetch.cache import Cache, CachePruned
 
     if everything and older_than:
@@ -88,14 +88,14 @@ def prune(
 @app.command("dir", cls=GroupedCommand)
 def dir_command() -> None:
     """Print the folder of the cache."""
-    from torchtailor.disk import cache_folder
+    from torchtailor.core.disk import cache_folder
 
     typer.echo(cache_folder())
 
 
 def _farm(cache: Cache, before: float) -> list[Entry]:
     """What the farm's store holds and was last used before a time; files that it shares with the cache count there."""
-    from torchtailor.farm.store import unused_files
+    from torchtailor.building.farm.store import unused_files
     from torchtailor.fetch.cache import Entry, EntryKind
 
     root = cache.root / "farm"

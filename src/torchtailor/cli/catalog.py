@@ -11,10 +11,10 @@ import typer
 
 from torchtailor.cli import _options
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.upkeep.update import CatalogUpdate
+    from torchtailor.fetch.upkeep.update import CatalogUpdate
 
 app = typer.Typer(
     cls=GroupedGroup,
@@ -53,12 +53,12 @@ def update(
     """
     from torchtailor.catalog import load_catalog
     from torchtailor.catalog.age import today
+    from torchtailor.cli.ui import ProgressBar, err, out, print_json
     from torchtailor.fetch.cache import Cache
     from torchtailor.fetch.finder import Finder
     from torchtailor.fetch.settings import read_settings
-    from torchtailor.ui import ProgressBar, err, out, print_json
-    from torchtailor.upkeep import write
-    from torchtailor.upkeep.update import find_updates
+    from torchtailor.fetch.upkeep import write
+    from torchtailor.fetch.upkeep.update import find_updates
 
     data = write.repository_data() if write_data else None
     catalog = load_catalog(data)  # a user's file is not part of the repository's catalog
@@ -90,7 +90,7 @@ def _write(found: CatalogUpdate, data: Path | None) -> tuple[Path, ...]:
     catalog is old."""
     from torchtailor.catalog.age import age_note
     from torchtailor.catalog.load import USER_FILE
-    from torchtailor.upkeep import write
+    from torchtailor.fetch.upkeep import write
 
     if data is not None:
         return write.write_data(data, found.rows) if found.rows or found.complete else ()
@@ -102,7 +102,7 @@ def _write(found: CatalogUpdate, data: Path | None) -> tuple[Path, ...]:
 
 
 def _lines(found: CatalogUpdate) -> Iterator[str]:
-    from torchtailor.ui import human_bytes, human_seconds
+    from torchtailor.cli.ui import human_bytes, human_seconds
 
     for news in found.news:
         yield f"New {news.kind.value} ({news.release}): {news.text}"

@@ -11,10 +11,10 @@ import typer
 from torchtailor.catalog.methods import WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.ci.plan import CiPlan
+    from torchtailor.publish.ci.plan import CiPlan
 
 _WHERE = "Where it runs"
 _GOES = "Where it goes"
@@ -120,11 +120,11 @@ def command(
     Each matrix job builds and proves the variants of one GPU; --gpu-runner also proves them on that GPU. With
     --publish, what the branch builds is added to an index.
     """
-    from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
-    from torchtailor.ci.render import render_ci
+    from torchtailor.cli import ui
     from torchtailor.cli.build import refuse_of_others
+    from torchtailor.publish.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
+    from torchtailor.publish.ci.render import render_ci
 
     refuse_of_others(WHEEL, cut.written, via)
 
@@ -174,7 +174,7 @@ def command(
 
 
 def _write(plan: CiPlan, path: Path, text: str, *, force: bool) -> None:
-    from torchtailor.disk import write_output
+    from torchtailor.core.disk import write_output
 
     if path.exists() and not force:
         include = " .gitlab/torchtailor.yml, and `include:` that" if plan.system.value == "gitlab" else " FILE"
@@ -183,8 +183,8 @@ def _write(plan: CiPlan, path: Path, text: str, *, force: bool) -> None:
 
 
 def _show(plan: CiPlan, path: Path) -> None:
-    from torchtailor import ui
-    from torchtailor.format import counted
+    from torchtailor.cli import ui
+    from torchtailor.core.format import counted
 
     jobs = counted(len(plan.jobs), "job")
     proofs = f", {len(plan.proofs)} on GPUs" if plan.proofs else ""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torchtailor.advise.host.model import Host
     from torchtailor.catalog import Catalog
-    from torchtailor.host.model import Host
 
 
 def command(
@@ -24,10 +24,10 @@ def command(
     ] = None,
 ) -> None:
     """Describe this machine: CPU, GPUs, driver, tools."""
+    from torchtailor.advise.host.detect import detect, detect_recorded
+    from torchtailor.advise.host.store import load
     from torchtailor.catalog import load_catalog
-    from torchtailor.errors import UsageError
-    from torchtailor.host.detect import detect, detect_recorded
-    from torchtailor.host.store import load
+    from torchtailor.core.errors import UsageError
 
     if source is not None and record is not None:
         raise UsageError("--from and --record are mutually exclusive.", "Record on the machine itself.")
@@ -43,7 +43,7 @@ def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from torchtailor.ui import out, print_json
+    from torchtailor.cli.ui import out, print_json
 
     if json:
         print_json("host", host)
@@ -64,9 +64,9 @@ def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
 
 def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     """Label and text, in the order of interest."""
-    from torchtailor.recommendation import Workload
-    from torchtailor.recommendation.request import rank_isas
-    from torchtailor.ui import human_bytes
+    from torchtailor.advise.recommendation import Workload
+    from torchtailor.advise.recommendation.request import rank_isas
+    from torchtailor.cli.ui import human_bytes
 
     cpu, system, room = host.cpu, host.system, host.room
     isas = rank_isas(catalog.isas.values(), cpu.arch, cpu.flags, Workload.GENERAL)

@@ -8,10 +8,10 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.errors import BadInputError, ExitCode, NoMatchError, UsageError
+from torchtailor.core.errors import BadInputError, ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.failures import Diagnosis
+    from torchtailor.verification.failures import Diagnosis
 
 
 def command(
@@ -20,8 +20,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Name the cause of a failed build, and the fix, from its log."""
-    from torchtailor.failures import diagnose
-    from torchtailor.ui import print_json
+    from torchtailor.cli.ui import print_json
+    from torchtailor.verification.failures import diagnose
 
     if (log is None) == (not last):
         raise UsageError("Give either LOG or --last.", "`torchtailor history` lists the builds.")
@@ -37,7 +37,7 @@ def command(
 
 def _last_log() -> Path:
     """The log of the newest attempt that left one."""
-    from torchtailor.ledger.ledger import Ledger
+    from torchtailor.building.ledger.ledger import Ledger
 
     logs = [Path(attempt.log) for attempt in Ledger().attempts() if attempt.log]
     if not logs:
@@ -61,7 +61,7 @@ def _open(log: Path, stack: ExitStack) -> IO[bytes]:
 def _print(found: Diagnosis) -> None:
     from rich.text import Text
 
-    from torchtailor.ui import out
+    from torchtailor.cli.ui import out
 
     console = out()
     where = f" The build had reached {found.percent:.0f} %." if found.percent is not None else ""

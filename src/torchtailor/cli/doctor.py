@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.doctor import DoctorReport
+    from torchtailor.verification.doctor import DoctorReport
 
 
 def command(
@@ -32,8 +32,8 @@ def command(
     """Explain why torch does not run on this machine, and name the command that fixes it."""
     import sys
 
-    from torchtailor.doctor import doctor
-    from torchtailor.ui import print_json
+    from torchtailor.cli.ui import print_json
+    from torchtailor.verification.doctor import doctor
 
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if message == "-" else message or ""
     report = doctor(text, environment=env, machine=source, run=run)
@@ -49,7 +49,7 @@ def command(
 def _print(report: DoctorReport) -> None:
     from rich.text import Text
 
-    from torchtailor.ui import out
+    from torchtailor.cli.ui import out
 
     console = out()
     console.print(Text.assemble(("machine  ", "bold"), report.machine))

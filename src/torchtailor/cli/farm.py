@@ -8,7 +8,7 @@ import typer
 
 from torchtailor.cli import _options as options
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.core.errors import EnvironmentProblem
 
 app = typer.Typer(
     cls=GroupedGroup, add_completion=False, rich_markup_mode=None, help="Check the machines that `build --on` uses."
@@ -28,11 +28,11 @@ def check(
     json: options.Json = False,
 ) -> None:
     """Start a worker, and say what it is, whether it sees the store, and what it can build."""
-    from torchtailor import ui
+    from torchtailor.building.farm.check import check_farm
+    from torchtailor.building.farm.where import parse_where
     from torchtailor.catalog import load_catalog
-    from torchtailor.farm.check import check_farm
-    from torchtailor.farm.where import parse_where
-    from torchtailor.format import counted
+    from torchtailor.cli import ui
+    from torchtailor.core.format import counted
 
     place = parse_where(where, load_catalog())
     checked = check_farm(place, store=store, objects=objects, say=lambda text: ui.err().print(text, markup=False))

@@ -14,7 +14,7 @@ def command(
 ) -> None:
     """Show a page of the documentation, or the list of pages."""
     from torchtailor.cli._pages import Page, find_page, pages
-    from torchtailor.ui import out, table
+    from torchtailor.cli.ui import out, table
 
     if topic is None:
         rows = [(page.topic, page.title) for page in pages()]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.errors import NoMatchError
+from torchtailor.core.errors import NoMatchError
 
 
 def command(
@@ -24,9 +24,9 @@ def command(
     What was built, how, for how long, what failed and how to fix it.
     """
 
-    from torchtailor import ui
-    from torchtailor.ledger.history import switch_columns
-    from torchtailor.ledger.ledger import Attempts, Ledger, as_markdown, describe, stopped_at
+    from torchtailor.building.ledger.history import switch_columns
+    from torchtailor.building.ledger.ledger import Attempts, Ledger, as_markdown, describe, stopped_at
+    from torchtailor.cli import ui
 
     if jobs:
         _show_jobs(variant, limit, json=json, markdown=markdown)
@@ -80,8 +80,8 @@ def command(
 
 def _show_jobs(variant: str | None, limit: int, *, json: bool, markdown: bool) -> None:
     """The jobs of builds on many machines, each with its worker, time and hits."""
-    from torchtailor import ui
-    from torchtailor.ledger.ledger import Ledger, LedgerJobs, jobs_as_markdown
+    from torchtailor.building.ledger.ledger import Ledger, LedgerJobs, jobs_as_markdown
+    from torchtailor.cli import ui
 
     jobs = Ledger().jobs(variant=variant, limit=limit)
     if variant and not jobs:

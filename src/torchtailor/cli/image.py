@@ -14,7 +14,7 @@ from torchtailor.cli import _cut, _options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from torchtailor.images.result import ImageReport, ImageResult
+    from torchtailor.tailoring.image.result import ImageReport, ImageResult
 
 _PLACES = "Where images are"
 _SHOWN = 30  # libraries in the table; --json and --html list all
@@ -77,14 +77,14 @@ def command(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
     """Cut a container image for given GPUs: from a registry, an OCI layout or an archive."""
-    from torchtailor.disk import check_output
-    from torchtailor.errors import UsageError
-    from torchtailor.images.compression import LayerCompression
-    from torchtailor.images.options import ImageOptions
-    from torchtailor.images.reference import parse_reference
-    from torchtailor.images.run import cut_image
+    from torchtailor.cli.ui import ProgressBar, err, out, print_json
+    from torchtailor.core.disk import check_output
+    from torchtailor.core.errors import UsageError
+    from torchtailor.oci.compression import LayerCompression
+    from torchtailor.oci.reference import parse_reference
     from torchtailor.tailoring.choices import cut_for
-    from torchtailor.ui import ProgressBar, err, out, print_json
+    from torchtailor.tailoring.image.options import ImageOptions
+    from torchtailor.tailoring.image.run import cut_image
 
     chosen = cut_for(cut.given.get("gpu", ()), **cut.choices, dry_run=dry_run, processes=jobs)
     if chosen.targets.source != "--gpu":
@@ -106,13 +106,13 @@ def command(
     else:
         _print(report, err() if to_pipe else out())
     if html:
-        from torchtailor.report.image_page import write_image_report
+        from torchtailor.verification.report.image_page import write_image_report
 
         write_image_report(report, html)
 
 
 def _print(report: ImageReport, console: Console) -> None:
-    from torchtailor.ui import err, human_seconds
+    from torchtailor.cli.ui import err, human_seconds
 
     for image in report.images:
         if len(report.images) > 1:
@@ -135,8 +135,8 @@ def _print(report: ImageReport, console: Console) -> None:
 
 
 def _print_tables(image: ImageResult, console: Console) -> None:
-    from torchtailor.format import printable
-    from torchtailor.ui import human_bytes, table
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.core.format import printable
 
     rows = [
         [
@@ -173,9 +173,9 @@ def _print_tables(image: ImageResult, console: Console) -> None:
 def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:
     from collections import Counter
 
-    from torchtailor.format import counted
+    from torchtailor.cli.ui import human_bytes
+    from torchtailor.core.format import counted
     from torchtailor.surgery.result import LibraryStatus
-    from torchtailor.ui import human_bytes
 
     share = 100 * image.unpacked_after / image.unpacked_before if image.unpacked_before else 100
     unpacked = f"{human_bytes(image.unpacked_before)} -> {human_bytes(image.unpacked_after)} ({share:.0f} %)"
@@ -217,7 +217,7 @@ def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:
 
 
 def _warnings(image: ImageResult) -> Iterator[str]:
-    from torchtailor.format import printable
+    from torchtailor.core.format import printable
     from torchtailor.surgery.result import LibraryStatus
 
     for one in image.libraries:

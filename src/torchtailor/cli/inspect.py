@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.cli import _options
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Gpu
-    from torchtailor.gpucode.files import CodeFile
-    from torchtailor.gpucode.report import ImageGroup, LibraryReport
-    from torchtailor.inspection.inspection import Droppable, Inspection
+    from torchtailor.code.gpucode.files import CodeFile
+    from torchtailor.code.gpucode.report import ImageGroup, LibraryReport
+    from torchtailor.verification.inspection.inspection import Droppable, Inspection
 
 
 def command(
@@ -37,8 +37,8 @@ def command(
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
-    from torchtailor.inspection.inspect import inspect
-    from torchtailor.ui import ProgressBar, err, print_json
+    from torchtailor.cli.ui import ProgressBar, err, print_json
+    from torchtailor.verification.inspection.inspect import inspect
 
     with ProgressBar(quiet=json) as bar, ExitStack() as stack:
         artifacts = [
@@ -56,7 +56,7 @@ def command(
 
 
 def _print(inspection: Inspection, *, detail: bool) -> None:
-    from torchtailor.ui import out
+    from torchtailor.cli.ui import out
 
     with_code = [library for library in inspection.libraries if library.has_code]
     if len(with_code) > 1:
@@ -72,8 +72,8 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
 
 
 def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -> object:
-    from torchtailor.gpucode.fitness import gpu_fit
-    from torchtailor.ui import human_bytes, table
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.code.gpucode.fitness import gpu_fit
 
     columns = ["Library", "Size", "GPU code", "Raw", "Images", "Architectures"]
     for device in inspection.devices:
@@ -98,8 +98,8 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
 
 def _file_table(files: Sequence[CodeFile]) -> object:
     """Files of GPU code, by kind: a package may have thousands."""
-    from torchtailor.gpucode.report import merge_groups
-    from torchtailor.ui import human_bytes, table
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.code.gpucode.report import merge_groups
 
     rows = []
     for kind in dict.fromkeys(file.kind for file in files):
@@ -113,7 +113,7 @@ def _file_table(files: Sequence[CodeFile]) -> object:
 
 
 def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
-    from torchtailor.ui import human_bytes, table
+    from torchtailor.cli.ui import human_bytes, table
 
     columns = ["Code for", "Images", "Stored", "Raw", "Compression", "Sections"]
     rows = [
@@ -155,7 +155,7 @@ def _short(groups: Sequence[ImageGroup]) -> str:
 
 def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
     from torchtailor.catalog import Fit
-    from torchtailor.gpucode.fitness import gpu_fit
+    from torchtailor.code.gpucode.fitness import gpu_fit
 
     answer = gpu_fit(library, gpu.capability, inspection.rules)
     counts = [(count - library.moved * (fit is Fit.NONE), fit.value) for fit, count in answer.containers.items()]
@@ -167,7 +167,7 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
 
 def _droppable(one: Droppable) -> str:
     """`static-libs 5 MB`, and how much of it needs --nvidia."""
-    from torchtailor.ui import human_bytes
+    from torchtailor.cli.ui import human_bytes
 
     text = f"{one.rule} {human_bytes(one.size)}"
     if not one.only_with_nvidia:
@@ -178,8 +178,8 @@ def _droppable(one: Droppable) -> str:
 
 def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], command: str) -> Iterable[str]:
     """What each GPU runs, and what a cut for it would save."""
-    from torchtailor.gpucode.fitness import only_ptx
-    from torchtailor.ui import human_bytes
+    from torchtailor.cli.ui import human_bytes
+    from torchtailor.code.gpucode.fitness import only_ptx
 
     for gpu in inspection.gpus:
         if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
@@ -203,10 +203,10 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
 
 
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
-    from torchtailor.artifact.artifact import ArtifactKind
-    from torchtailor.artifact.drops import default_rules
-    from torchtailor.format import counted
-    from torchtailor.ui import human_bytes
+    from torchtailor.cli.ui import human_bytes
+    from torchtailor.core.format import counted
+    from torchtailor.trees.artifact.artifact import ArtifactKind
+    from torchtailor.trees.artifact.drops import default_rules
 
     command = "image" if all(one.kind is ArtifactKind.IMAGE for one in inspection.artifacts) else "tailor"
     libraries = inspection.libraries

@@ -40,11 +40,11 @@ def command(
 
     uv or pip installs it; then an import and a matmul test must pass.
     """
-    from torchtailor import ui
-    from torchtailor.backends.install import plan_install
+    from torchtailor.building.install import plan_install
+    from torchtailor.catalog.gpus import NO_GPU_LABEL
+    from torchtailor.cli import ui
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._progress import BuildDisplay
-    from torchtailor.wheels.name import NO_GPU_LABEL
 
     planned = plan_install(
         variant,

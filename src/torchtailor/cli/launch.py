@@ -22,7 +22,7 @@ def run(
     """Start a program that loads the GPU code it lacks from packs."""
     import os
 
-    from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
+    from torchtailor.core.errors import EnvironmentProblem, NoMatchError, UsageError
     from torchtailor.workload.pack import PACK_VARIABLE
     from torchtailor.workload.record import check_startable, with_preload
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.errors import ExitCode, NoMatchError, UsageError
-from torchtailor.format import counted
+from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
+from torchtailor.core.format import counted
 
 if TYPE_CHECKING:
-    from torchtailor.variants import Variant
+    from torchtailor.catalog.variants import Variant
 
 
 def command(
@@ -31,11 +31,11 @@ def command(
 ) -> int:
     """List the variants, or explain why one is not possible."""
     from torchtailor.catalog import load_catalog
+    from torchtailor.catalog.variants import Matrix, find_variants
+    from torchtailor.catalog.variants import table as tables
+    from torchtailor.catalog.variants.select import unmatched
     from torchtailor.cli._age import say_if_old
-    from torchtailor.ui import err, out, print_json, table
-    from torchtailor.variants import Matrix, find_variants
-    from torchtailor.variants import table as tables
-    from torchtailor.variants.select import unmatched
+    from torchtailor.cli.ui import err, out, print_json, table
 
     if sum((json, csv, markdown)) > 1:
         raise UsageError("--json, --csv and --markdown are mutually exclusive.", "Give one of them.")
@@ -43,7 +43,7 @@ def command(
     say_if_old(catalog)
     matrix = Matrix(catalog)
     if why is not None:
-        from torchtailor.variants.why import explain
+        from torchtailor.catalog.variants.why import explain
 
         if globs or gpu or cpu or csv or markdown or python == "all":
             raise UsageError("--why explains one name.", "Only --release, --python and --json can be combined with it.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.cli._age import seconds_of
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
     from torchtailor.publish.lifecycle import Changed
@@ -112,9 +112,9 @@ def command(
     if list_:
         _list(to, json=json)
         return
+    from torchtailor.core.store import open_store
     from torchtailor.publish import lifecycle
     from torchtailor.publish.dry_run import DryStore
-    from torchtailor.store import open_store
 
     store = DryStore.of(to) if dry_run else open_store(to, "--to")
     if promote is not None:
@@ -143,14 +143,14 @@ def _refuse_without(action: str, wanted: bool, options: Mapping[str, object]) ->
 
 
 def _say(text: str) -> None:
-    from torchtailor import ui
+    from torchtailor.cli import ui
 
     ui.err().print(text, markup=False)
 
 
 def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) -> None:
-    from torchtailor import ui
-    from torchtailor.urls import redact
+    from torchtailor.cli import ui
+    from torchtailor.core.urls import redact
 
     if json:
         ui.print_json("publish", replace(result, to=redact(to), dry_run=dry_run))
@@ -171,7 +171,7 @@ def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) ->
 
 
 def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
-    from torchtailor import ui
+    from torchtailor.cli import ui
 
     if json:
         ui.print_json("publish-change", replace(done, dry_run=dry_run))
@@ -190,10 +190,10 @@ def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
 
 
 def _list(to: str, *, json: bool) -> None:
-    from torchtailor import ui
+    from torchtailor.cli import ui
+    from torchtailor.core.urls import redact
     from torchtailor.publish.dry_run import DryStore
     from torchtailor.publish.lifecycle import list_index
-    from torchtailor.urls import redact
 
     listing = list_index(DryStore.of(to))
     if json:
@@ -209,7 +209,7 @@ def _list(to: str, *, json: bool) -> None:
 
 
 def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
-    from torchtailor import ui
+    from torchtailor.cli import ui
     from torchtailor.publish.flox import FloxCall, FloxPublished
 
     if package is None:

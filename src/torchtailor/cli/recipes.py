@@ -14,7 +14,7 @@ from torchtailor.cli import _options
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 
 if TYPE_CHECKING:
-    from torchtailor.recipes.report import LineKind
+    from torchtailor.nix.report import LineKind
 
 app = typer.Typer(
     cls=GroupedGroup,
@@ -83,13 +83,13 @@ def write(
 
     Several releases get a folder each. Files that torchtailor did not generate are never overwritten.
     """
-    from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.errors import UsageError
-    from torchtailor.recipes.blueprint import BlasChoice
-    from torchtailor.recipes.report import write_lines
-    from torchtailor.recipes.wheels import WheelPins
-    from torchtailor.recipes.write import write_recipes
+    from torchtailor.cli import ui
+    from torchtailor.core.errors import UsageError
+    from torchtailor.nix.blueprint import BlasChoice
+    from torchtailor.nix.report import write_lines
+    from torchtailor.nix.wheels import WheelPins
+    from torchtailor.nix.write import write_recipes
 
     catalog = load_catalog()
     companions = _options.listed(with_)
@@ -130,11 +130,11 @@ def check(
 ) -> None:
     """Audit a tree of recipes, generated or hand-written; exits with 6 if it fails."""
 
-    from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.errors import ExitCode
-    from torchtailor.recipes.audit import audit
-    from torchtailor.recipes.report import audit_lines, github_lines
+    from torchtailor.cli import ui
+    from torchtailor.core.errors import ExitCode
+    from torchtailor.nix.audit import audit
+    from torchtailor.nix.report import audit_lines, github_lines
 
     with _working("Reading and evaluating recipes"):
         reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
@@ -162,10 +162,10 @@ def migrate(
     json: Json = False,
 ) -> None:
     """Migrate a hand-written tree to the canonical recipes; .flox/MIGRATION.md reports on every recipe."""
-    from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.recipes.migrate import migrate_recipes
-    from torchtailor.recipes.report import migration_lines
+    from torchtailor.cli import ui
+    from torchtailor.nix.migrate import migrate_recipes
+    from torchtailor.nix.report import migration_lines
 
     with _working("Reading and evaluating recipes"):
         migrations = migrate_recipes(
@@ -185,10 +185,10 @@ def hash_(
     json: Json = False,
 ) -> None:
     """Find missing hashes: run the fetch, read the hash from Nix's error, and write it into lock and recipes."""
-    from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.recipes.hashes import find_hashes
-    from torchtailor.recipes.report import hash_lines
+    from torchtailor.cli import ui
+    from torchtailor.nix.hashes import find_hashes
+    from torchtailor.nix.report import hash_lines
 
     with _working("Fetching sources without a hash"):
         results = find_hashes(load_catalog(), tree, names or (), dry_run=dry_run)
@@ -218,10 +218,10 @@ def build(
     """Build recipes with Flox or Nix, several at a time; one that fails does not stop the others."""
     import shlex
 
-    from torchtailor import ui
-    from torchtailor.backends.nix.many import RecipeBuild, build_recipes, plan_recipes
+    from torchtailor.building.nix.many import RecipeBuild, build_recipes, plan_recipes
     from torchtailor.catalog import load_catalog
-    from torchtailor.errors import ExitCode
+    from torchtailor.cli import ui
+    from torchtailor.core.errors import ExitCode
 
     plan = plan_recipes(load_catalog(), tree, globs or (), out, parallel=jobs, cores=cores, cache=push)
 
@@ -254,9 +254,9 @@ def rules(
     """List the rules of the audit: what each looks for and how to fix it."""
     import sys
 
-    from torchtailor import ui
-    from torchtailor.recipes.report import rules_rows, rules_table
-    from torchtailor.recipes.rules import RULES
+    from torchtailor.cli import ui
+    from torchtailor.nix.report import rules_rows, rules_table
+    from torchtailor.nix.rules import RULES
 
     if json:
         ui.print_json("recipes-rules", {"rules": [rule for _, rule in sorted(RULES.items())]})
@@ -270,7 +270,7 @@ def _working(text: str) -> AbstractContextManager[object]:
     """Shows on a terminal what is being done."""
     import sys
 
-    from torchtailor import ui
+    from torchtailor.cli import ui
 
     return ui.err().status(text) if sys.stderr.isatty() else nullcontext()
 
@@ -279,8 +279,8 @@ def _print(lines: Iterable[tuple[LineKind, str]]) -> None:
     """Notes go to stderr, results to stdout."""
     from rich.text import Text
 
-    from torchtailor import ui
-    from torchtailor.recipes.report import LineKind
+    from torchtailor.cli import ui
+    from torchtailor.nix.report import LineKind
 
     colours = {
         LineKind.ERROR: "red",

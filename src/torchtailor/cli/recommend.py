@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.advise.recommendation.request import Workload
 from torchtailor.cli._options import method_names
-from torchtailor.errors import ExitCode
-from torchtailor.recommendation.request import Workload
+from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from torchtailor.advise.recommendation.result import Alternative, Pick, Recommendation
     from torchtailor.catalog import Catalog
-    from torchtailor.recommendation.result import Alternative, Pick, Recommendation
 
 _POINT = "  - "
 
@@ -50,13 +50,13 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
-    from torchtailor.artifact.sites import active_environment
+    from torchtailor.advise.host.store import load
+    from torchtailor.advise.recommendation import recommend
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._age import say_if_old
-    from torchtailor.host.pythons import python_of_environment
-    from torchtailor.host.store import load
-    from torchtailor.recommendation import recommend
-    from torchtailor.ui import out, print_json
+    from torchtailor.cli.ui import out, print_json
+    from torchtailor.core.pythons import python_of_environment
+    from torchtailor.trees.artifact.sites import active_environment
 
     catalog = load_catalog()
     say_if_old(catalog)

@@ -42,8 +42,8 @@ def record(
     ] = False,
 ) -> int:
     """Run a program and note which GPU code it loads, and which files it opens."""
-    from torchtailor.errors import NoMatchError, ProgramCode, UsageError
-    from torchtailor.ui import err, out
+    from torchtailor.cli.ui import err, out
+    from torchtailor.core.errors import NoMatchError, ProgramCode, UsageError
     from torchtailor.workload.record import record_program, trace_of
     from torchtailor.workload.trace import check_trace_output, merge_traces, read_trace, write_trace
 
@@ -88,7 +88,7 @@ def _variables(folder: Path) -> list[str]:
     import os
     import shlex
 
-    from torchtailor.disk import disk_errors
+    from torchtailor.core.disk import disk_errors
     from torchtailor.workload.record import recording_environment
 
     with disk_errors(folder):
@@ -100,8 +100,8 @@ def _variables(folder: Path) -> list[str]:
 
 def show(trace: Trace, name: str, *, json: bool) -> None:
     """Print what a trace holds."""
-    from torchtailor.format import counted
-    from torchtailor.ui import err, human_bytes, out, print_json, table
+    from torchtailor.cli.ui import err, human_bytes, out, print_json, table
+    from torchtailor.core.format import counted
     from torchtailor.workload.trace import trace_facts
 
     if json:

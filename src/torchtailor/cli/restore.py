@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 
 def command(
@@ -18,9 +18,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Undo an in-place tailoring, or print how to reinstall what cannot be restored."""
-    from torchtailor.format import counted
+    from torchtailor.cli.ui import ProgressBar, human_bytes, out, print_json
+    from torchtailor.core.format import counted
     from torchtailor.tailoring.restore import Restored, restore
-    from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
     with ProgressBar(quiet=json) as bar:
         results = restore(env, dry_run=dry_run, progress=bar)

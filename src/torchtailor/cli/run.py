@@ -19,7 +19,7 @@ import typer
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._layout import GroupedCommand
 from torchtailor.cli._verbose import add_verbose
-from torchtailor.errors import ExitCode, ProgramCode, TorchtailorError, UsageError
+from torchtailor.core.errors import ExitCode, ProgramCode, TorchtailorError, UsageError
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     own = arguments[: list(arguments).index("--")] if "--" in arguments else arguments  # behind it, a program's
     if "--json" not in own:
         return _run(name, arguments)
-    from torchtailor.ui import json_lines, printed_documents
+    from torchtailor.cli.ui import json_lines, printed_documents
 
     before = printed_documents()
     try:
@@ -157,8 +157,8 @@ _said: list[tuple[str, str]] = []  # the error of this run: its sentence and the
 
 def _say_as_json(code: int) -> None:
     """With --json an error is a document too, on stdout, unless the command's own document is there already."""
-    from torchtailor.ui import print_json
-    from torchtailor.ui.documents import ErrorDocument
+    from torchtailor.cli.ui import print_json
+    from torchtailor.cli.ui.documents import ErrorDocument
 
     if _said:
         with suppress(OSError):  # a full disk: stderr has the sentence
@@ -170,7 +170,7 @@ def _say_as_json(code: int) -> None:
 def _say(message: str, hint: str, code: int) -> int:
     from rich.text import Text
 
-    from torchtailor.ui import err, json_lines, print_event
+    from torchtailor.cli.ui import err, json_lines, print_event
 
     _said.append((message, hint))
     if json_lines():
@@ -199,7 +199,7 @@ def _say_refused(error: OSError) -> int:
 
 def _say_bug(error: Exception) -> int:
     """A bug of ours: keep the traceback in a file and name it, rather than show it."""
-    from torchtailor.disk import state_folder, write_atomically
+    from torchtailor.core.disk import state_folder, write_atomically
 
     where = state_folder() / "last-bug.txt"
     try:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from torchtailor.cli import _options
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 
 def command(
@@ -25,8 +25,8 @@ def command(
     and needs neither a server nor a network. matrix.html, gpus.html and cpus.html are the catalog as tables. Rows of
     torchtailor.toml are part of it.
     """
-    from torchtailor import ui
     from torchtailor.catalog import load_catalog
+    from torchtailor.cli import ui
     from torchtailor.site.pages import SiteDocument, render_site, site_sizes, write_site
 
     if out.exists() and not out.is_dir():

@@ -51,9 +51,9 @@ def command(
     json: _options.Json = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
+    from torchtailor.cli.ui import ProgressBar, err, print_json
     from torchtailor.tailoring.choices import cut_for
     from torchtailor.tailoring.run import tailor_inputs
-    from torchtailor.ui import ProgressBar, err, print_json
 
     if cut.choices.get("drop") == ("list",):
         _print_drop_rules(json=json)
@@ -75,8 +75,8 @@ def command(
 
 
 def _print_drop_rules(*, json: bool) -> None:
-    from torchtailor.artifact.drops import DropRules, drop_rules
-    from torchtailor.ui import out, print_json, table
+    from torchtailor.cli.ui import out, print_json, table
+    from torchtailor.trees.artifact.drops import DropRules, drop_rules
 
     rules = tuple(drop_rules().values())
     if json:
@@ -87,8 +87,8 @@ def _print_drop_rules(*, json: bool) -> None:
 
 
 def _print(report: TailorReport) -> None:
-    from torchtailor.gpucode.fitness import only_ptx
-    from torchtailor.ui import human_bytes, human_seconds, out, table
+    from torchtailor.cli.ui import human_bytes, human_seconds, out, table
+    from torchtailor.code.gpucode.fitness import only_ptx
 
     results = report.results
     changed = [library for result in results for library in result.changed]
@@ -133,8 +133,8 @@ def _print(report: TailorReport) -> None:
 
 def _print_nvidias(results: Sequence[TailorResult]) -> None:
     """What --nvidia would do in addition."""
-    from torchtailor.format import counted
-    from torchtailor.ui import human_bytes, out
+    from torchtailor.cli.ui import human_bytes, out
+    from torchtailor.core.format import counted
 
     first = "(read `torchtailor help licences` first)."
     if kept := [file for result in results for file in result.kept_files]:
@@ -147,10 +147,10 @@ def _print_nvidias(results: Sequence[TailorResult]) -> None:
 
 def _print_leftovers(report: TailorReport) -> None:
     """Files that were left out, what other options would save, and what stays as zeros."""
-    from torchtailor.artifact.drops import default_rules, drop_rules
-    from torchtailor.format import counted
+    from torchtailor.cli.ui import human_bytes, out
+    from torchtailor.core.format import counted
     from torchtailor.surgery.cut import UNOPENED
-    from torchtailor.ui import human_bytes, out
+    from torchtailor.trees.artifact.drops import default_rules, drop_rules
 
     results = report.results
     verb = "would leave" if report.options.dry_run else "left"
@@ -207,9 +207,9 @@ def _print_leftovers(report: TailorReport) -> None:
 
 def _warn(result: TailorResult) -> None:
     """What was left unchanged although nobody asked for that."""
+    from torchtailor.cli.ui import err
     from torchtailor.surgery.result import LibraryStatus
     from torchtailor.tailoring.result import COPIED
-    from torchtailor.ui import err
 
     for library in result.libraries:
         if library.status is LibraryStatus.SKIPPED:
@@ -237,6 +237,6 @@ def _done(result: TailorResult) -> str:
 
 
 def _sizes(before: int, after: int) -> tuple[str, str, str]:
-    from torchtailor.ui import human_bytes
+    from torchtailor.cli.ui import human_bytes
 
     return human_bytes(before), human_bytes(after), f"{100 * after / before:.0f} %" if before else ""

@@ -29,7 +29,7 @@ def show_command(
 
     show(_read(traces), ", ".join(map(str, traces)), json=json)
     if report:
-        from torchtailor.report.traces import write_trace_report
+        from torchtailor.verification.report.traces import write_trace_report
 
         write_trace_report({str(path): _read([path]) for path in traces}, report)
 

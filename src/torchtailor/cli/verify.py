@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchtailor.cli import _options
-from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.progress import Progress
+from torchtailor.core.errors import EnvironmentProblem, ExitCode
+from torchtailor.core.progress import Progress
 
 if TYPE_CHECKING:
     from torchtailor.verification import Check, VerifyReport
@@ -62,8 +62,8 @@ def command(
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
-    from torchtailor.disk import check_output
-    from torchtailor.ui import print_json
+    from torchtailor.cli.ui import print_json
+    from torchtailor.core.disk import check_output
     from torchtailor.verification import Level, verify
     from torchtailor.verification.output import as_document, write_junit
 
@@ -94,7 +94,7 @@ def command(
     if junit:
         write_junit(result, junit)
     if report:
-        from torchtailor.report import write_report
+        from torchtailor.verification.report import write_report
 
         write_report(result, report)
     if result.passed and result.not_reached:
@@ -109,7 +109,7 @@ class _VerifyBar(Progress):
     """A bar while libraries are read, then lines, on stderr: for whoever watches, or asked for lines."""
 
     def __init__(self, *, plain: bool) -> None:
-        from torchtailor.ui import ProgressBar
+        from torchtailor.cli.ui import ProgressBar
 
         self._plain = plain
         self._bar = ProgressBar(quiet=plain)
@@ -131,14 +131,14 @@ class _VerifyBar(Progress):
             self._say(f"Reading {library} ...")
 
     def stage(self, what: str) -> None:
-        from torchtailor.ui import err
+        from torchtailor.cli.ui import err
 
         self._bar.__exit__()
         if self._plain or err().is_terminal:
             self._say(f"{what} ...")
 
     def _say(self, text: str) -> None:
-        from torchtailor.ui import err
+        from torchtailor.cli.ui import err
 
         err().print(text, style="dim", markup=False)
 
@@ -146,7 +146,7 @@ class _VerifyBar(Progress):
 def _print(report: VerifyReport) -> None:
     from rich.text import Text
 
-    from torchtailor.ui import human_seconds, out
+    from torchtailor.cli.ui import human_seconds, out
 
     out().print(Text(f"{report.target}{_expected(report.facts['expected'])}"))
     for level in report.levels:
@@ -177,8 +177,8 @@ def _line(check: Check) -> object:
 
 
 def _plot(report: VerifyReport, *, on_stderr: bool) -> None:
-    from torchtailor.report.terminal import bars
-    from torchtailor.ui import err, out
+    from torchtailor.cli.ui import err, out
+    from torchtailor.verification.report.terminal import bars
 
     console = err() if on_stderr else out()
     for line in bars(report.facts, console.width):

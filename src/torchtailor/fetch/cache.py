@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.disk import (
+from torchtailor.core.disk import (
     CACHE_VARIABLE,
     DamagedFileError,
     cache_folder,
@@ -35,10 +35,10 @@ from torchtailor.disk import (
     staging_folder,
     write_atomically,
 )
-from torchtailor.documents import Bytes
-from torchtailor.errors import BadInputError, EnvironmentProblem
-from torchtailor.store import FolderStore
-from torchtailor.trust import Limit, is_file_name, is_sha256, read_limited
+from torchtailor.core.documents import Bytes
+from torchtailor.core.errors import BadInputError, EnvironmentProblem
+from torchtailor.core.store import FolderStore
+from torchtailor.core.trust import Limit, is_file_name, is_sha256, read_limited
 
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of torchtailor; safe to delete.\n"
 _USED = ".used"

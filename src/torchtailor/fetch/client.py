@@ -23,12 +23,12 @@ from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlun
 
 import urllib3
 
-from torchtailor.errors import NetworkError, UsageError
+from torchtailor.core.errors import NetworkError, UsageError
+from torchtailor.core.trust import whole_number
+from torchtailor.core.urls import redact
+from torchtailor.core.version import __version__
 from torchtailor.fetch.locations import is_this_machine
 from torchtailor.fetch.settings import IndexSettings
-from torchtailor.trust import whole_number
-from torchtailor.urls import redact
-from torchtailor.version import __version__
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0

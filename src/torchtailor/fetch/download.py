@@ -17,14 +17,14 @@ from typing import IO
 import msgspec
 import urllib3
 
-from torchtailor.disk import CACHE_VARIABLE, hash_file, hash_intact, locked, write_atomically
-from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
+from torchtailor.core.disk import CACHE_VARIABLE, hash_file, hash_intact, locked, write_atomically
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError
+from torchtailor.core.progress import Progress
+from torchtailor.core.trust import Limit, is_sha256, read_limited
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, UnreachableError, wait_before, worker_threads, worth_retrying
 from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
-from torchtailor.progress import Progress
-from torchtailor.trust import Limit, is_sha256, read_limited
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 20

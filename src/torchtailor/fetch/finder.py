@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 import msgspec
 from packaging.utils import canonicalize_name
 
-from torchtailor.errors import NetworkError, TorchtailorError
+from torchtailor.core.errors import NetworkError, TorchtailorError
+from torchtailor.core.trust import Limit, read_limited
+from torchtailor.core.urls import redact
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError, worker_threads
 from torchtailor.fetch.locations import IndexLocation, LocationKind
@@ -20,8 +22,6 @@ from torchtailor.fetch.metadata import Facts, FactsReader
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
-from torchtailor.trust import Limit, read_limited
-from torchtailor.urls import redact
 
 _log = logging.getLogger(__name__)
 _PARALLEL = 8

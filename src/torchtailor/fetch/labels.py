@@ -6,7 +6,7 @@ import re
 
 from packaging.version import Version
 
-from torchtailor.wheels.name import OWN_LABEL
+from torchtailor.trees.wheels.name import OWN_LABEL
 
 _BUILD = re.compile(r"cpu|cu\d+|rocm\d*|xpu")
 

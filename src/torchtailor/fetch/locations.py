@@ -9,8 +9,8 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from torchtailor.errors import UsageError
-from torchtailor.urls import local_path, redact
+from torchtailor.core.errors import UsageError
+from torchtailor.core.urls import local_path, redact
 
 _PORTS = {"http": 80, "https": 443}
 

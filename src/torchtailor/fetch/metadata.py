@@ -15,14 +15,14 @@ from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.binary.source import blamed_on
-from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.code.binary.source import blamed_on
+from torchtailor.core.errors import BadInputError, NetworkError
+from torchtailor.core.trust import Limit
+from torchtailor.core.urls import redact
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
 from torchtailor.fetch.pages import WheelAddress, WheelFile
-from torchtailor.trust import Limit
-from torchtailor.urls import redact
-from torchtailor.wheels.archive import Member, WheelArchive, locate, member_source, read_table
+from torchtailor.trees.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
 _TAIL = 64 << 10
 _BLOCK = 32 << 10

@@ -16,10 +16,10 @@ from packaging.tags import Tag
 from packaging.utils import BuildTag, NormalizedName, parse_wheel_filename
 from packaging.version import Version
 
-from torchtailor.errors import NetworkError
+from torchtailor.core.errors import NetworkError
+from torchtailor.core.trust import is_file_name
+from torchtailor.core.urls import local_path, redact, without_login
 from torchtailor.fetch.locations import IndexLocation, with_login_of
-from torchtailor.trust import is_file_name
-from torchtailor.urls import local_path, redact, without_login
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import platformdirs
 
-from torchtailor.errors import BadInputError, UsageError
+from torchtailor.core.errors import BadInputError, UsageError
+from torchtailor.core.trust import Limit, read_limited
 from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
-from torchtailor.trust import Limit, read_limited
 
 _SECTIONS = ("global", "install", "download")  # later ones win, as in pip
 

@@ -16,13 +16,13 @@ from resolvelib import BaseReporter, ResolutionImpossible, Resolver
 from resolvelib.providers import AbstractProvider
 from resolvelib.resolvers import ResolutionTooDeep
 
-from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.labels import is_official, match_of
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.target import Target
-from torchtailor.wheels.no_gpu import requirement_without_gpu
+from torchtailor.trees.wheels.no_gpu import requirement_without_gpu
 
 Identifier = tuple[NormalizedName, frozenset[str]]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 from torchtailor.fetch import pipconfig, uvconfig
 from torchtailor.fetch.locations import IndexLocation, LocationKind, make_location
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
 
 # What PyTorch's own wheels require; a wheelhouse made for it installs wherever torch does.
 DEFAULT_GLIBC = (2, 28)

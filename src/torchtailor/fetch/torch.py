@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from torchtailor.errors import NetworkError, NoMatchError, TorchtailorError
+from torchtailor.catalog.variants.variant import Variant
+from torchtailor.core.errors import NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.labels import build_label_of, is_official
 from torchtailor.fetch.locations import IndexLocation, LocationKind
@@ -17,7 +18,6 @@ from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import needs
 from torchtailor.fetch.target import Target
-from torchtailor.variants.variant import Variant
 
 # The packages whose version is that of the CUDA that torch was built with, best first.
 _CUDA_MARKS = re.compile(r"cuda-toolkit|nvidia-cuda-runtime(?:-cu\d+)?")

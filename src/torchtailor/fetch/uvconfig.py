@@ -12,9 +12,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import platformdirs
 
-from torchtailor.errors import BadInputError, UsageError
+from torchtailor.core.errors import BadInputError, UsageError
+from torchtailor.core.trust import Limit, read_limited
 from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
-from torchtailor.trust import Limit, read_limited
 
 _TRUE = ("1", "true", "yes", "on")
 

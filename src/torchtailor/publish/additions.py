@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from torchtailor.errors import NetworkError
+from torchtailor.core.errors import NetworkError
 
 _TRIES = 5
 

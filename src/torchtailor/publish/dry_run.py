@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchtailor.store import Store, StoredFile, open_store, store_folder
+from torchtailor.core.store import Store, StoredFile, open_store, store_folder
 
 
 class DryStore:

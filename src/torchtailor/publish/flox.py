@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog import NIX, Catalog, load_catalog
-from torchtailor.errors import BuildFailedError, EnvironmentProblem
-from torchtailor.trust import no_option
-from torchtailor.variants import Matrix
+from torchtailor.catalog.variants import Matrix
+from torchtailor.core.errors import BuildFailedError, EnvironmentProblem
+from torchtailor.core.trust import no_option
 
 
 @dataclass(frozen=True, slots=True)

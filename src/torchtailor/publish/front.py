@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from torchtailor.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile, read_project_json, read_targets
+from torchtailor.core.store import Store
+from torchtailor.core.trust import Label, Limit, PinnedRequirement, Size, decode_json, read_limited
 from torchtailor.publish.additions import add_entries
 from torchtailor.publish.places import TARGETS
 from torchtailor.site.published import PublishedVariant, front_page
-from torchtailor.store import Store
-from torchtailor.trust import Label, Limit, PinnedRequirement, Size, decode_json, read_limited
+from torchtailor.trees.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile, read_project_json, read_targets
 from torchtailor.wheelhouse.wheelhouse import Manifest
 
 ABOUT = "about.json"

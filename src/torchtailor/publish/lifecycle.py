@@ -27,20 +27,11 @@ from msgspec import Meta
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.disk import cache_folder, staging_folder
-from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError
+from torchtailor.core.disk import cache_folder, staging_folder
+from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError
+from torchtailor.core.store import Store, StoredFile
+from torchtailor.core.trust import Label, decode_json
 from torchtailor.fetch.cache import Cache
-from torchtailor.index.pages import (
-    JSON_NAME,
-    METADATA_SUFFIX,
-    FileRow,
-    IndexedFile,
-    project_pages,
-    read_project_json,
-    read_root_json,
-    read_targets,
-    root_pages,
-)
 from torchtailor.publish.front import copy_about, write_front
 from torchtailor.publish.places import FILES, TARGETS, stored_at
 from torchtailor.publish.publish import (
@@ -52,8 +43,17 @@ from torchtailor.publish.publish import (
     put_pages,
     still_yanked,
 )
-from torchtailor.store import Store, StoredFile
-from torchtailor.trust import Label, decode_json
+from torchtailor.trees.index.pages import (
+    JSON_NAME,
+    METADATA_SUFFIX,
+    FileRow,
+    IndexedFile,
+    project_pages,
+    read_project_json,
+    read_root_json,
+    read_targets,
+    root_pages,
+)
 
 HISTORY = "history"
 KEPT_GENERATIONS = 10

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from torchtailor.errors import BadInputError
-from torchtailor.index.pages import IndexedFile
-from torchtailor.trust import is_relative_path
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.trust import is_relative_path
+from torchtailor.trees.index.pages import IndexedFile
 
 TARGETS = "targets.json"  # the folders of the index
 FILES = "files"  # what it offers

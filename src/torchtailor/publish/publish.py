@@ -22,10 +22,17 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from torchtailor.disk import DamagedFileError
-from torchtailor.errors import BadInputError
+from torchtailor.core.disk import DamagedFileError
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.store import Store
+from torchtailor.core.trust import Limit, decode_json, read_limited
+from torchtailor.core.urls import without_login
 from torchtailor.fetch.cache import Cache
-from torchtailor.index.pages import (
+from torchtailor.publish.additions import add_entries
+from torchtailor.publish.front import AboutVariant, describe, write_front
+from torchtailor.publish.places import FILES, TARGETS, stored_at
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.trees.index.pages import (
     HTML_NAME,
     HTML_TYPE,
     JSON_NAME,
@@ -38,14 +45,7 @@ from torchtailor.index.pages import (
     read_targets,
     root_pages,
 )
-from torchtailor.index.variants import join_documents
-from torchtailor.publish.additions import add_entries
-from torchtailor.publish.front import AboutVariant, describe, write_front
-from torchtailor.publish.places import FILES, TARGETS, stored_at
-from torchtailor.store import Store
-from torchtailor.surgery.result import LibraryStatus
-from torchtailor.trust import Limit, decode_json, read_limited
-from torchtailor.urls import without_login
+from torchtailor.trees.index.variants import join_documents
 from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest
@@ -300,9 +300,9 @@ class _CutWheel(msgspec.Struct):
 
 def holds_changed_nvidia(path: Path) -> bool:
     """Whether a cut wheel holds a changed proprietary library of NVIDIA's, by its own manifest."""
-    from torchtailor.licences import needs_nvidia_option
-    from torchtailor.wheels.archive import WheelArchive
-    from torchtailor.wheels.distribution import MANIFEST, read_metadata
+    from torchtailor.trees.licences import needs_nvidia_option
+    from torchtailor.trees.wheels.archive import WheelArchive
+    from torchtailor.trees.wheels.distribution import MANIFEST, read_metadata
 
     with WheelArchive(path) as archive:
         folder = next(name.split("/")[0] for name in archive.members if name.endswith(".dist-info/METADATA"))

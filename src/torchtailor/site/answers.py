@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.advise.recommendation.engine import recommend_for
+from torchtailor.advise.recommendation.result import Pick, Recommendation
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
-from torchtailor.errors import TorchtailorError
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.recommendation.result import Pick, Recommendation
+from torchtailor.catalog.variants import Matrix
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.hosts import USUAL_CPU, Query, has_own_cpu, query_host, read_query
-from torchtailor.variants import Matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torchtailor.advise.host.tegra import tegra_table
+from torchtailor.advise.recommendation.request import Workload
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import product_names
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.versions import python_key
-from torchtailor.errors import TorchtailorError
-from torchtailor.host.tegra import tegra_table
-from torchtailor.recommendation.request import Workload
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.hosts import SYSTEMS
 
 EXAMPLE = "RTX 4090"

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from torchtailor.advise.host.model import SCHEMA, Cpu, Driver, GpuDevice, Host, MigInstance, Note, Room, System, Tegra
+from torchtailor.advise.host.system import system_notes
+from torchtailor.advise.recommendation.hypothetical import NO_GPU, GivenParts, hypothetical_cpu, hypothetical_host
+from torchtailor.advise.recommendation.request import Request, Workload
 from torchtailor.catalog.load import Catalog
-from torchtailor.errors import BadInputError, UsageError
-from torchtailor.host.model import SCHEMA, Cpu, Driver, GpuDevice, Host, MigInstance, Note, Room, System, Tegra
-from torchtailor.host.system import system_notes
-from torchtailor.recommendation.hypothetical import NO_GPU, GivenParts, hypothetical_cpu, hypothetical_host
-from torchtailor.recommendation.request import Request, Workload
+from torchtailor.core.errors import BadInputError, UsageError
 
 _MOST_GPUS = 16  # of one kind
 USUAL_CPU = "x86_64_v3"  # what every server and desktop of the last ten years is at least

@@ -16,8 +16,11 @@ from string import Template
 from typing import Any
 
 from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.variants import Matrix
+from torchtailor.catalog.variants.why import explain
 from torchtailor.catalog.versions import python_key
-from torchtailor.disk import write_output
+from torchtailor.core.disk import write_output
+from torchtailor.core.version import __version__
 from torchtailor.site.answers import page_answer
 from torchtailor.site.choices import EXAMPLE, SELECTS, SUGGESTED, Option, form_choices
 from torchtailor.site.compiler import Program, compile_program
@@ -33,9 +36,6 @@ from torchtailor.site.tables import (
     isa_table,
     matrix_entries,
 )
-from torchtailor.variants import Matrix
-from torchtailor.variants.why import explain
-from torchtailor.version import __version__
 
 SELECTOR, MATRIX, GPUS, CPUS = "index.html", "matrix.html", "gpus.html", "cpus.html"
 _LINKS = {SELECTOR: "Selector", MATRIX: "Matrix", GPUS: "GPUs", CPUS: "CPUs"}

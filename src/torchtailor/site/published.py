@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 from urllib.parse import quote
 
-from torchtailor.format import human_bytes
+from torchtailor.core.format import human_bytes
 
 _VERIFIED = {  # by the level of `torchtailor verify`
     "static": "its files",

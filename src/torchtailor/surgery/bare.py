@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.instructions import named_by_code
-from torchtailor.gpucode.scan import FoundContainer
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.instructions import named_by_code
+from torchtailor.code.gpucode.scan import FoundContainer
 
 
 def recorded(elf: ElfFile, found: Iterable[FoundContainer]) -> Iterator[FoundContainer]:

@@ -9,14 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.drops import DroppedFile, Drops, ReadCode, default_rules
 from torchtailor.catalog import Catalog, TorchArch, load_catalog
 from torchtailor.catalog.gpus import GpuRules
-from torchtailor.cgroups import available_cores
-from torchtailor.disk import cache_folder
-from torchtailor.errors import ImpossibleError, UsageError
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.targets import Targets
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.core.cgroups import available_cores
+from torchtailor.core.disk import cache_folder
+from torchtailor.core.errors import ImpossibleError, UsageError
 from torchtailor.surgery.cut_document import (
     CutDocument,
     JobCut,
@@ -25,7 +24,8 @@ from torchtailor.surgery.cut_document import (
     TargetDocument,
     WorkloadPolicy,
 )
-from torchtailor.wheels.name import HOST
+from torchtailor.trees.artifact.drops import DroppedFile, Drops, ReadCode, default_rules
+from torchtailor.trees.wheels.name import HOST
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
 

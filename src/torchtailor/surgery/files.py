@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
 from pathlib import Path
 
-from torchtailor.binary.search import first_of
-from torchtailor.binary.source import ByteSource, check_range
-from torchtailor.disk import write_at
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.code.binary.search import first_of
+from torchtailor.code.binary.source import ByteSource, check_range
+from torchtailor.core.disk import write_at
+from torchtailor.core.errors import BadInputError, EnvironmentProblem
 
 CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
 _SMALL = 1 << 10

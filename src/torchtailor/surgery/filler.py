@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import SYMBOL, SectionType, SegmentType
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import SYMBOL, SectionType, SegmentType
 from torchtailor.surgery.layout import MIN_HOLE, Span
 
 _RUN = re.compile(rb"X{%d,}|Z{%d,}" % (MIN_HOLE, MIN_HOLE))

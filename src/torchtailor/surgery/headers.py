@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import (
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
     SECTION_HEADER,
@@ -23,7 +23,7 @@ from torchtailor.binary.elf_headers import (
     SectionType,
     SegmentType,
 )
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.surgery.layout import (
     EXECUTE,
     AddressMap,

@@ -14,11 +14,11 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import PROGRAM_HEADER, DynamicTag
-from torchtailor.binary.symbols import dynamic_text, needed_libraries, undefined_symbols
-from torchtailor.disk import staging_folder, write_at
-from torchtailor.errors import CheckFailedError, EnvironmentProblem
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import PROGRAM_HEADER, DynamicTag
+from torchtailor.code.binary.symbols import dynamic_text, needed_libraries, undefined_symbols
+from torchtailor.core.disk import staging_folder, write_at
+from torchtailor.core.errors import CheckFailedError, EnvironmentProblem
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.layout import page_size
 from torchtailor.surgery.proof.hooked import prove_hooked

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-from torchtailor.binary.source import Bytes, ByteSource
-from torchtailor.disk import write_atomically
-from torchtailor.errors import BadInputError, CheckFailedError
-from torchtailor.gpucode.fatbin import ALIGNMENT, Compression, Image, decompress_payload
+from torchtailor.code.binary.source import Bytes, ByteSource
+from torchtailor.code.gpucode.fatbin import ALIGNMENT, Compression, Image, decompress_payload
+from torchtailor.core.disk import write_atomically
+from torchtailor.core.errors import BadInputError, CheckFailedError
 
 _FORMAT = 2  # change it when the same key would give other bytes
 _HEAD = Struct("<32sQ")  # pair digest, bytes of payload

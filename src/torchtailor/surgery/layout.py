@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torchtailor.binary.elf_headers import ElfMachine, Segment
-from torchtailor.errors import ImpossibleError
+from torchtailor.code.binary.elf_headers import ElfMachine, Segment
+from torchtailor.core.errors import ImpossibleError
 
 # a hole costs a program header and a mapping at load time; smaller ones are filled with zeros instead
 MIN_HOLE = 16 << 10

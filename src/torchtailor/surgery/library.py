@@ -21,18 +21,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from torchtailor.binary.code_hash import instructions_sha256
-from torchtailor.binary.elf import FETCH_AGAIN
 from torchtailor.catalog import CodeKind, Fit
-from torchtailor.disk import copy_attributes, hash_file, new_file
-from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
-from torchtailor.format import human_bytes
-from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
-from torchtailor.gpucode.fitness import gpu_fit
-from torchtailor.gpucode.kernels import kernel_names
-from torchtailor.gpucode.policy import KeptCode
-from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.scan import LibraryCode, Reference
+from torchtailor.code.binary.code_hash import instructions_sha256
+from torchtailor.code.binary.elf import FETCH_AGAIN
+from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
+from torchtailor.code.gpucode.fitness import gpu_fit
+from torchtailor.code.gpucode.kernels import kernel_names
+from torchtailor.code.gpucode.policy import KeptCode
+from torchtailor.code.gpucode.report import summarise
+from torchtailor.code.gpucode.scan import LibraryCode, Reference
+from torchtailor.core.disk import copy_attributes, hash_file, new_file
+from torchtailor.core.errors import (
+    BadInputError,
+    CheckFailedError,
+    EnvironmentProblem,
+    ImpossibleError,
+    TorchtailorError,
+)
+from torchtailor.core.format import human_bytes
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource, copy_range, open_file
 from torchtailor.surgery.filler import find_filler

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.disk import staging_folder
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, Image
-from torchtailor.gpucode.scan import FoundContainer, Reference
+from torchtailor.code.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, Image
+from torchtailor.code.gpucode.scan import FoundContainer, Reference
+from torchtailor.core.disk import staging_folder
+from torchtailor.core.version import __version__
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.plan import KeptImages
-from torchtailor.version import __version__
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.gpucode.scan import LibraryCode, scan_elf
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.surgery.files import FileSource
 
 

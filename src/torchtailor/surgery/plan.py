@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, TICKET, Image
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.gpucode.fatbin import CONTAINER_HEADER, TICKET, Image
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 from torchtailor.surgery.image_cache import Replacement
 from torchtailor.surgery.layout import PackingItem, Span, common_alignment, merge, pack, subtract
 from torchtailor.surgery.references import ContainerPointers, movable

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import pack_into
 
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
-from torchtailor.processes import core_slots
+from torchtailor.code.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.processes import core_slots
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, StoredPayload, key_of
 from torchtailor.surgery.plan import KeptImages

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Relocation, SectionType
-from torchtailor.binary.instructions import got_address, lea_targets, movabs_immediates
-from torchtailor.gpucode.fatbin import WrapperVersion
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS, LARGE_DATA, FoundContainer, LibraryCode
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import Relocation, SectionType
+from torchtailor.code.binary.instructions import got_address, lea_targets, movabs_immediates
+from torchtailor.code.gpucode.fatbin import WrapperVersion
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LARGE_DATA, FoundContainer, LibraryCode
 
 _REX = rb"[\x48\x4c]"  # the byte before a `lea` of 64 bits
 _WORTH_A_SEARCH = 1 << 20  # bytes of containers for which reading all host code is worth the time

@@ -18,8 +18,8 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import (
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import (
     DYNAMIC_ENTRY,
     HEADER,
     PROGRAM_HEADER,
@@ -33,8 +33,8 @@ from torchtailor.binary.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.disk import staging_folder, write_at
-from torchtailor.errors import BadInputError
+from torchtailor.core.disk import staging_folder, write_at
+from torchtailor.core.errors import BadInputError
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, write_patches
 from torchtailor.surgery.headers import (
     SPARE_HEADERS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Section, SectionType
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import Section, SectionType
 
 _SYMTAB_SHNDX = 18
 _REL = 9

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from array import array
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Section, SectionType, SegmentType
-from torchtailor.binary.instructions import code_leads_into
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import Section, SectionType, SegmentType
+from torchtailor.code.binary.instructions import code_leads_into
 from torchtailor.surgery.filler import is_referred_to
 from torchtailor.surgery.layout import Span
 

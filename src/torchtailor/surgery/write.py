@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from torchtailor.binary.elf import FETCH_AGAIN, ElfFile
-from torchtailor.binary.elf_headers import (
+from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
+from torchtailor.code.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
     SECTION_HEADER,
@@ -22,10 +22,10 @@ from torchtailor.binary.elf_headers import (
     Section,
     SegmentType,
 )
-from torchtailor.binary.instructions import got_address
-from torchtailor.disk import write_at
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
+from torchtailor.code.binary.instructions import got_address
+from torchtailor.code.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
+from torchtailor.core.disk import write_at
+from torchtailor.core.errors import BadInputError
 from torchtailor.surgery.files import CHUNK, FileSource, copy_range, write_patches
 from torchtailor.surgery.headers import (
     TABLE_MARK,

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from torchtailor.advise.host.targets import read_targets
 from torchtailor.catalog import load_catalog
-from torchtailor.errors import UsageError
-from torchtailor.host.targets import read_targets
+from torchtailor.core.errors import UsageError
 from torchtailor.surgery.cut import Cut
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace

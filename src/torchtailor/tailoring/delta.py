@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 import zstandard
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.errors import BadInputError, CheckFailedError
-from torchtailor.gpucode.scan import scan_elf
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.files import FileSource, open_file
 
 _MAGIC = b"TTREMOV1"

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.drops import DroppedFile, drop_rules
-from torchtailor.artifact.installed import unreadable_in
-from torchtailor.disk import disk_errors
-from torchtailor.errors import ImpossibleError, TorchtailorError
-from torchtailor.processes import run_all
-from torchtailor.progress import Progress
+from torchtailor.core.disk import disk_errors
+from torchtailor.core.errors import ImpossibleError, TorchtailorError
+from torchtailor.core.processes import run_all
+from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -27,6 +24,9 @@ from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal,
 from torchtailor.tailoring.packs import check_tools, libraries_below
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.tree import StripRule
+from torchtailor.trees.artifact.artifact import ArtifactKind
+from torchtailor.trees.artifact.drops import DroppedFile, drop_rules
+from torchtailor.trees.artifact.installed import unreadable_in
 
 _ALREADY_CUT = "it was already cut for this target"
 

@@ -8,13 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import open_artifact
-from torchtailor.artifact.drops import DroppedFile
-from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
-from torchtailor.artifact.libraries import is_placeholder, is_shared_name
-from torchtailor.artifact.sites import active_environment, project_environment
-from torchtailor.disk import give_to, sync_folder
-from torchtailor.errors import NoMatchError
+from torchtailor.core.disk import give_to, sync_folder
+from torchtailor.core.errors import NoMatchError
+from torchtailor.core.trust import leads_inside
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta
@@ -22,7 +18,11 @@ from torchtailor.tailoring.journal import STATE_FOLDER
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place
 from torchtailor.tailoring.tree import InstalledTree, is_refused, left_out_of
-from torchtailor.trust import leads_inside
+from torchtailor.trees.artifact.artifact import open_artifact
+from torchtailor.trees.artifact.drops import DroppedFile
+from torchtailor.trees.artifact.installed import InstalledDistribution, installed_in, owners_by_file
+from torchtailor.trees.artifact.libraries import is_placeholder, is_shared_name
+from torchtailor.trees.artifact.sites import active_environment, project_environment
 
 
 def environment_sites(environment: Path | None) -> tuple[Path, ...]:

@@ -9,13 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.artifact.drops import DroppedFile
-from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
-from torchtailor.artifact.libraries import is_shared_name, loose_code_files, may_be_elf
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.source import open_source
-from torchtailor.disk import (
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.core.disk import (
     check_replaceable,
     copy_file,
     copy_into_staging,
@@ -27,10 +23,9 @@ from torchtailor.disk import (
     staging_folder,
     write_atomically,
 )
-from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
-from torchtailor.licences import needs_nvidia_option
-from torchtailor.processes import run_all
-from torchtailor.progress import Progress
+from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
+from torchtailor.core.processes import run_all
+from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -62,8 +57,13 @@ from torchtailor.tailoring.tree import (
     left_out_of,
     stripped_with,
 )
-from torchtailor.wheels.distribution import MANIFEST
-from torchtailor.wheels.record import FileHash, RecordRow
+from torchtailor.trees.artifact.artifact import ArtifactKind, nothing_in
+from torchtailor.trees.artifact.drops import DroppedFile
+from torchtailor.trees.artifact.installed import InstalledDistribution, find_installed, owners_by_file
+from torchtailor.trees.artifact.libraries import is_shared_name, loose_code_files, may_be_elf
+from torchtailor.trees.licences import needs_nvidia_option
+from torchtailor.trees.wheels.distribution import MANIFEST
+from torchtailor.trees.wheels.record import FileHash, RecordRow
 from torchtailor.workload.pack import PACK_FOLDER
 
 _NO_DISTRIBUTIONS = ("__pycache__", "include")

@@ -13,11 +13,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import DynamicTag, ElfMachine
-from torchtailor.binary.stand_in import StandInSymbol, write_stand_in
-from torchtailor.binary.symbols import NeededSymbol, dynamic_symbols, dynamic_text, needed_libraries, needed_symbols
-from torchtailor.licences import maker_of
+from torchtailor.catalog.makers import maker_of
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import DynamicTag, ElfMachine
+from torchtailor.code.binary.stand_in import StandInSymbol, write_stand_in
+from torchtailor.code.binary.symbols import (
+    NeededSymbol,
+    dynamic_symbols,
+    dynamic_text,
+    needed_libraries,
+    needed_symbols,
+)
 
 _SENTENCE = "torchtailor: {package} was cut for machines without a GPU (--gpu none): {library} is not there."
 # The CUDA runtime stays, and the driver is no package: without one, torch knows what to do.

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.artifact.drops import DroppedFile
-from torchtailor.artifact.installed import InstalledDistribution
-from torchtailor.disk import copy_attributes, give_to, hash_file, sync_folder, write_atomically
-from torchtailor.documents import plain
-from torchtailor.progress import Progress
+from torchtailor.core.disk import copy_attributes, give_to, hash_file, sync_folder, write_atomically
+from torchtailor.core.documents import plain
+from torchtailor.core.progress import Progress
+from torchtailor.core.trust import inside
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -22,7 +21,8 @@ from torchtailor.tailoring.left_out import read_chunks, stand_ins
 from torchtailor.tailoring.manifest import library_json
 from torchtailor.tailoring.packs import folder_name, pack_folder, put_hook
 from torchtailor.tailoring.tree import FileState, Gone
-from torchtailor.trust import inside
+from torchtailor.trees.artifact.drops import DroppedFile
+from torchtailor.trees.artifact.installed import InstalledDistribution
 
 _RESTORE = "`torchtailor restore`"
 

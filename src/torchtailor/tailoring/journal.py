@@ -18,16 +18,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import give_to, locked, remove_locked, sync_folder, write_atomically
-from torchtailor.errors import BadInputError
+from torchtailor.core.disk import give_to, locked, remove_locked, sync_folder, write_atomically
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import environment_manifest
 from torchtailor.tailoring.tree import FileState, Gone, changed_rows
-from torchtailor.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
-from torchtailor.wheels.distribution import MANIFEST
-from torchtailor.wheels.record import FileHash, RecordRow
+from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
+from torchtailor.trees.wheels.distribution import MANIFEST
+from torchtailor.trees.wheels.record import FileHash, RecordRow
 from torchtailor.workload.pack import PACK_FOLDER
 
 STATE_FOLDER = ".torchtailor"

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from torchtailor.artifact.drops import DroppedFile
-from torchtailor.artifact.libraries import is_shared_name
-from torchtailor.binary.placeholder import machine_of, placeholder
+from torchtailor.code.binary.placeholder import machine_of, placeholder
 from torchtailor.surgery.cut import UNOPENED
+from torchtailor.trees.artifact.drops import DroppedFile
+from torchtailor.trees.artifact.libraries import is_shared_name
 
 _MODULE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?:cpython-\w+(?:-\w+)*|abi3))?\.so")
 _STEP = 1 << 20

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf, why_not_cut
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.source import ByteSource, open_source
-from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
-from torchtailor.gpucode.scan import scan_elf
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import ByteSource, open_source
+from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.layout import UnsupportedLayoutError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.wheels.archive import Member, open_member
+from torchtailor.trees.artifact.libraries import is_elf, is_shared_name, may_be_elf, why_not_cut
+from torchtailor.trees.wheels.archive import Member, open_member
 from torchtailor.workload.pack import PackPlace
 
 _NO_WORKLOAD: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False, "drop_unopened": False}

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from torchtailor.artifact.drops import DroppedFile
-from torchtailor.documents import Bytes, document, plain
-from torchtailor.errors import BadInputError
+from torchtailor.core.documents import Bytes, document, plain
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.version import __version__
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
-from torchtailor.version import __version__
+from torchtailor.trees.artifact.drops import DroppedFile
 
 SCHEMA = 1
 PlannedSha256 = Annotated[str | None, Meta(description="hexadecimal; null in a dry run")]

@@ -13,11 +13,11 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.binary.source import open_source
-from torchtailor.disk import copy_file
-from torchtailor.errors import BadInputError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.source import open_source
+from torchtailor.core.disk import copy_file
+from torchtailor.core.errors import BadInputError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import patchelf
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library

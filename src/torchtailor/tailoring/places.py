@@ -7,11 +7,11 @@ import json
 import os
 from pathlib import Path
 
-from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.errors import BadInputError, TorchtailorError, UsageError
-from torchtailor.trust import Limit, read_limited
-from torchtailor.wheels.archive import WheelArchive
-from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.core.errors import BadInputError, TorchtailorError, UsageError
+from torchtailor.core.trust import Limit, read_limited
+from torchtailor.trees.artifact.artifact import ArtifactKind
+from torchtailor.trees.wheels.archive import WheelArchive
+from torchtailor.trees.wheels.distribution import MANIFEST
 from torchtailor.workload.pack import PACK_FOLDER
 
 

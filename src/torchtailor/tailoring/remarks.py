@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchtailor.format import human_bytes
+from torchtailor.core.format import human_bytes
 from torchtailor.tailoring.result import TailorResult
-from torchtailor.wheels.name import WheelName
+from torchtailor.trees.wheels.name import WheelName
 from torchtailor.workload.hook import hook_glibc
 
 _NOTICEABLE = 64 << 10  # bytes; the manifest takes some too

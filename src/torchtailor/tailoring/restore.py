@@ -14,17 +14,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import copy_attributes, disk_errors, give_to, sync_folder
-from torchtailor.errors import BadInputError, CheckFailedError
-from torchtailor.host.pythons import find_uv
-from torchtailor.progress import Progress
+from torchtailor.core.disk import copy_attributes, disk_errors, give_to, sync_folder
+from torchtailor.core.errors import BadInputError, CheckFailedError
+from torchtailor.core.progress import Progress
+from torchtailor.core.pythons import find_uv
+from torchtailor.core.trust import Label, Limit, decode_json, inside, leads_inside, read_limited
 from torchtailor.tailoring.delta import rebuild
 from torchtailor.tailoring.environment_plan import environment_sites
 from torchtailor.tailoring.in_place import link_again
 from torchtailor.tailoring.journal import STATE_FOLDER, Change, Journal, reconcile
 from torchtailor.tailoring.tree import FileState
-from torchtailor.trust import Label, Limit, decode_json, inside, leads_inside, read_limited
+from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
 
 
 class _CondaRecord(msgspec.Struct):

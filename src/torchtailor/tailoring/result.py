@@ -9,12 +9,12 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.drops import DroppedFile
-from torchtailor.documents import Bytes, document
+from torchtailor.core.documents import Bytes, document
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
+from torchtailor.trees.artifact.artifact import ArtifactKind
+from torchtailor.trees.artifact.drops import DroppedFile
 
 COPIED = "Nothing was cut: copied unchanged."
 

@@ -17,13 +17,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.catalog import Capability
-from torchtailor.documents import Seconds, document
-from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
-from torchtailor.format import counted
-from torchtailor.processes import run_all, tidying_up
-from torchtailor.progress import Progress
+from torchtailor.core.documents import Seconds, document
+from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.core.format import counted
+from torchtailor.core.processes import run_all, tidying_up
+from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -34,6 +33,7 @@ from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
 from torchtailor.tailoring.result import TailoredInput, TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, open_artifact
 
 _IMMOVABLE = "all GPU code is needed, or the rest is in pieces smaller than a memory page"
 _UNCHANGED = {

@@ -18,20 +18,20 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from torchtailor.catalog import Capability, CodeTarget
-from torchtailor.disk import hash_file
-from torchtailor.documents import plain
+from torchtailor.core.disk import hash_file
+from torchtailor.core.documents import plain
+from torchtailor.core.version import __version__
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.manifest import SCHEMA
 from torchtailor.tailoring.packs import folder_name, pack_folder
 from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.result import PackWheel
-from torchtailor.version import __version__
-from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.wheels.metadata import with_lines
-from torchtailor.wheels.name import WheelName, labelled_version
-from torchtailor.wheels.record import FileHash, Record, RecordRow
-from torchtailor.wheels.write import DEFAULT_MODE, new_wheel
+from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
+from torchtailor.trees.wheels.metadata import with_lines
+from torchtailor.trees.wheels.name import WheelName, labelled_version
+from torchtailor.trees.wheels.record import FileHash, Record, RecordRow
+from torchtailor.trees.wheels.write import DEFAULT_MODE, new_wheel
 
 CHOICE = "gpu"  # the extra whose package a wheel variant chooses
 SPLIT_NOTE = "split.txt"  # beside the hook: what to install, and for which libraries

@@ -11,17 +11,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
-from torchtailor.artifact.drops import Drops
-from torchtailor.artifact.installed import InstalledDistribution
-from torchtailor.artifact.libraries import LibraryFile
-from torchtailor.disk import hash_file
-from torchtailor.gpucode.files import CodeFile
-from torchtailor.licences import is_proprietary, needs_nvidia_option
+from torchtailor.code.gpucode.files import CodeFile
+from torchtailor.core.disk import hash_file
+from torchtailor.core.trust import Sha256, Size
 from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.trust import Sha256, Size
-from torchtailor.wheels.metadata import Metadata
-from torchtailor.wheels.record import FileHash, RecordRow
+from torchtailor.trees.artifact.drops import Drops
+from torchtailor.trees.artifact.installed import InstalledDistribution
+from torchtailor.trees.artifact.libraries import LibraryFile
+from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
+from torchtailor.trees.wheels.metadata import Metadata
+from torchtailor.trees.wheels.record import FileHash, RecordRow
 
 _ONE = ("",)
 

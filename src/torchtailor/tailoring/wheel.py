@@ -10,17 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.drops import DroppedFile, drop_rules
-from torchtailor.artifact.libraries import LibraryFile, packed_libraries
-from torchtailor.artifact.sites import installed_path
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.source import open_source
-from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
-from torchtailor.errors import BadInputError, CheckFailedError, UsageError
-from torchtailor.gpucode.files import CodeFile
-from torchtailor.processes import run_all
-from torchtailor.progress import Progress
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.files import CodeFile
+from torchtailor.core.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
+from torchtailor.core.errors import BadInputError, CheckFailedError, UsageError
+from torchtailor.core.processes import run_all
+from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
@@ -41,14 +37,18 @@ from torchtailor.tailoring.split import (
     write_pack_wheel,
 )
 from torchtailor.tailoring.tree import is_refused, left_out_of, stripped_with
-from torchtailor.wheels.archive import Member, WheelArchive, open_member
-from torchtailor.wheels.deflate import Effort
-from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.wheels.metadata import Metadata, with_requirements, with_tags, with_version
-from torchtailor.wheels.name import TAILORED, WheelName, labelled_version
-from torchtailor.wheels.no_gpu import is_gpu_package, stated_without_gpu
-from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
-from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
+from torchtailor.trees.artifact.artifact import ArtifactKind
+from torchtailor.trees.artifact.drops import DroppedFile, drop_rules
+from torchtailor.trees.artifact.libraries import LibraryFile, packed_libraries
+from torchtailor.trees.artifact.sites import installed_path
+from torchtailor.trees.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.trees.wheels.deflate import Effort
+from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
+from torchtailor.trees.wheels.metadata import Metadata, with_requirements, with_tags, with_version
+from torchtailor.trees.wheels.name import TAILORED, WheelName, labelled_version
+from torchtailor.trees.wheels.no_gpu import is_gpu_package, stated_without_gpu
+from torchtailor.trees.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+from torchtailor.trees.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from torchtailor.errors import BadInputError
+from torchtailor.core.errors import BadInputError
 from torchtailor.verification.suite_results import CaseResult, SuiteResults, steady
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")

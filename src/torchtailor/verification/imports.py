@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.launch import FinishedProcess, Launch, NotFinishedError, op_suite
-from torchtailor.failures.process import how_it_ended, missing_dependency
-from torchtailor.format import human_bytes
-from torchtailor.licences.makers import maker_of
+from torchtailor.catalog.makers import maker_of
+from torchtailor.core.format import human_bytes
+from torchtailor.trees.artifact.launch import FinishedProcess, Launch, NotFinishedError, op_suite
+from torchtailor.verification.failures.process import how_it_ended, missing_dependency
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.suite_results import FORMAT, CaseResult, SuiteResults, load_results
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, ArtifactKind
-from torchtailor.artifact.launch import NotHereError, start
-from torchtailor.artifact.roots import SystemRoot
+from torchtailor.advise.host.detect import detect
 from torchtailor.catalog import Catalog
-from torchtailor.errors import NoMatchError, TorchtailorError
-from torchtailor.host.detect import detect
+from torchtailor.core.errors import NoMatchError, TorchtailorError
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.trees.artifact.launch import NotHereError, start
+from torchtailor.trees.artifact.roots import SystemRoot
 from torchtailor.verification.imports import verify_imports
 from torchtailor.verification.ongpu import stock_not_run, verify_on_gpu
 from torchtailor.verification.result import Check, CheckOutcome, Level

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.errors import CheckFailedError
+from torchtailor.core.errors import CheckFailedError
+from torchtailor.trees.artifact.launch import Launch, op_suite
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 # Numbers of one start, by their place in what measure.py prints.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.launch import Launch, NotFinishedError
+from torchtailor.advise.host.model import GpuDevice, Host
 from torchtailor.catalog import Capability, Catalog, Fit
-from torchtailor.errors import CheckFailedError
-from torchtailor.format import human_bytes
-from torchtailor.host.model import GpuDevice, Host
-from torchtailor.inspection.torch_code import MAIN_LIBRARY, TorchCode, read_torch, suitable_gpus
+from torchtailor.core.errors import CheckFailedError
+from torchtailor.core.format import human_bytes
+from torchtailor.trees.artifact.launch import Launch, NotFinishedError
 from torchtailor.verification.compare import CaseVerdict, Comparison, compare, fails_in_stock, usable_runs
 from torchtailor.verification.imports import run_suite, suite_check
+from torchtailor.verification.inspection.torch_code import MAIN_LIBRARY, TorchCode, read_torch, suitable_gpus
 from torchtailor.verification.measures import Measures, Ratio, measure, ratios
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.suite_results import SuiteResults

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from torchtailor.disk import write_output
-from torchtailor.errors import BadInputError
+from torchtailor.core.disk import write_output
+from torchtailor.core.errors import BadInputError
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 
 FORMAT = 1

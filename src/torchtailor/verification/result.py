@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from torchtailor.errors import CheckFailedError
+from torchtailor.core.errors import CheckFailedError
 
 
 class Level(Enum):

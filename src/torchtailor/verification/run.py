@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from torchtailor.artifact.artifact import Artifact, open_artifact
-from torchtailor.artifact.roots import SystemRoot
+from torchtailor.advise.host.targets import read_gpus
 from torchtailor.catalog import Capability, Catalog, load_catalog
-from torchtailor.errors import UsageError
-from torchtailor.host.targets import read_gpus
-from torchtailor.progress import Progress
+from torchtailor.core.errors import UsageError
+from torchtailor.core.progress import Progress
+from torchtailor.core.version import __version__
+from torchtailor.trees.artifact.artifact import Artifact, open_artifact
+from torchtailor.trees.artifact.roots import SystemRoot
 from torchtailor.verification.levels import running_checks
 from torchtailor.verification.result import Level, VerifyReport
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
-from torchtailor.version import __version__
 
 
 def verify(

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from torchtailor.errors import BadInputError
-from torchtailor.trust import Limit, read_limited
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.trust import Limit, read_limited
 
 FORMAT = 1
 

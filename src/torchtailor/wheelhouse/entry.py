@@ -8,8 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from torchtailor.variants.variant import Variant
-from torchtailor.wheels.name import WheelName
+from torchtailor.catalog.variants.variant import Variant
+from torchtailor.trees.wheels.name import WheelName
 
 
 class WheelStep(Enum):

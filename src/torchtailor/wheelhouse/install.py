@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.core.pythons import WHAT_IT_IS, find_python, find_uv, running_python
+from torchtailor.core.urls import redact
 from torchtailor.fetch.target import Target
-from torchtailor.host.pythons import WHAT_IT_IS, find_python, find_uv, running_python
-from torchtailor.urls import redact
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, Wheelhouse
 
 _log = logging.getLogger(__name__)

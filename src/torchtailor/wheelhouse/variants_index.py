@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from packaging.version import Version
 
-from torchtailor.disk import hash_file, new_folder
-from torchtailor.index.pages import IndexedFile, index_pages
-from torchtailor.index.variants import (
+from torchtailor.core.disk import hash_file, new_folder
+from torchtailor.trees.index.pages import IndexedFile, index_pages
+from torchtailor.trees.index.variants import (
     Properties,
     VariantLabel,
     index_document_name,
@@ -19,9 +19,9 @@ from torchtailor.index.variants import (
     make_variant,
     variants_document,
 )
+from torchtailor.trees.wheels.name import WheelName
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, add_metadata, add_wheel, write_pages
-from torchtailor.wheels.name import WheelName
 
 FOLDER = "variants"
 _TORCH = "torch"  # others may hold libraries of NVIDIA's: where they are not published, the stock ones are

@@ -20,13 +20,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from packaging.version import Version
 
-from torchtailor.disk import new_folder, place_verified
-from torchtailor.documents import plain
-from torchtailor.errors import BadInputError
-from torchtailor.fetch.metadata import read_local
-from torchtailor.fetch.target import Target
-from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
-from torchtailor.trust import (
+from torchtailor.core.disk import new_folder, place_verified
+from torchtailor.core.documents import plain
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.trust import (
     FileName,
     Label,
     Limit,
@@ -37,7 +34,10 @@ from torchtailor.trust import (
     decode_json,
     read_limited,
 )
-from torchtailor.version import __version__
+from torchtailor.core.version import __version__
+from torchtailor.fetch.metadata import read_local
+from torchtailor.fetch.target import Target
+from torchtailor.trees.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 
 MANIFEST_NAME = "manifest.json"

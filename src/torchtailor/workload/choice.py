@@ -12,8 +12,8 @@ from importlib.resources import files
 
 import msgspec
 
-from torchtailor.artifact.sites import installed_path
-from torchtailor.errors import NoMatchError
+from torchtailor.core.errors import NoMatchError
+from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
 

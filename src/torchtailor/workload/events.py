@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.source import open_source
-from torchtailor.errors import BadInputError
-from torchtailor.format import counted
-from torchtailor.gpucode.scan import scan_elf
-from torchtailor.trust import PathPart, RelativePath
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.format import counted
+from torchtailor.core.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import container_key
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces

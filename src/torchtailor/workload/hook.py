@@ -8,10 +8,10 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine, SegmentType
-from torchtailor.binary.source import open_source
-from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import ElfMachine, SegmentType
+from torchtailor.code.binary.source import open_source
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, ImpossibleError
 
 _NATIVE = Path(__file__).parent / "native"
 _GLIBC = re.compile(rb"\bGLIBC_(\d+)\.(\d+)")

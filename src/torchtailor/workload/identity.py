@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import SegmentType
-from torchtailor.gpucode.scan import LibraryCode
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import SegmentType
+from torchtailor.code.gpucode.scan import LibraryCode
 
 _CHUNK = 1 << 20
 _DIGEST = 16

@@ -20,11 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchtailor.binary.source import ByteSource, blamed_on, open_source
-from torchtailor.disk import new_file, write_at
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Container, read_container
-from torchtailor.trust import Limit
+from torchtailor.code.binary.source import ByteSource, blamed_on, open_source
+from torchtailor.code.gpucode.fatbin import CONTAINER_HEADER, Container, read_container
+from torchtailor.core.disk import new_file, write_at
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.trust import Limit
 
 PACK_FOLDER = "torchtailor-packs"
 PACK_SUFFIX = ".ttpack"

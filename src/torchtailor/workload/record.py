@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.disk import CACHE_VARIABLE, cache_folder, disk_errors, write_atomically
-from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, disk_errors, write_atomically
+from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.workload.events import make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
 from torchtailor.workload.trace import Trace

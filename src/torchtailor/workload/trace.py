@@ -15,10 +15,10 @@ from typing import Annotated
 
 import msgspec
 
-from torchtailor.disk import check_replaceable, disk_errors, write_atomically
-from torchtailor.documents import Bytes
-from torchtailor.errors import BadInputError, NoMatchError, UsageError
-from torchtailor.trust import Limit, PathPart, RelativePath, Size, read_limited
+from torchtailor.core.disk import check_replaceable, disk_errors, write_atomically
+from torchtailor.core.documents import Bytes
+from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.trust import Limit, PathPart, RelativePath, Size, read_limited
 
 SCHEMA = "torchtailor-trace"
 VERSION = 1

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.integration.backends.conftest import Shell, shell, site
+from tests.integration.building.conftest import Shell, shell, site
 from tests.unit.ci.workflows import OPTIONS, load, written
 from torchtailor.catalog import load_catalog
-from torchtailor.ci.plan import CiOptions, CiSystem
+from torchtailor.publish.ci.plan import CiOptions, CiSystem
 
 __all__ = ["shell", "site"]
 

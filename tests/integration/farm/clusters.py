@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.integration.backends.conftest import clean_environment
+from tests.integration.building.conftest import clean_environment
 from tests.waiting import wait_until
 
 

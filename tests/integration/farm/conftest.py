@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.integration.backends.conftest import shell, site
+from tests.integration.building.conftest import shell, site
 
 __all__ = ["shell", "site"]

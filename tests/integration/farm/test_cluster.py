@@ -18,20 +18,20 @@ from pathlib import Path
 import pytest
 
 import torchtailor
-from tests.integration.backends.conftest import Shell
+from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
-from tests.unit.backends.stack import fill
-from tests.unit.backends.test_build import NAME, tree
+from tests.unit.building.stack import fill
+from tests.unit.building.test_build import NAME, tree
 from tests.unit.fetch.serving import Site, serve
 from tests.waiting import LONG, processes_naming, wait_until
+from torchtailor.building.farm.drive import WorkerNews
+from torchtailor.building.farm.events import EventKind
+from torchtailor.building.farm.perform import WorkerSetup
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.farm.drive import WorkerNews
-from torchtailor.farm.events import EventKind
-from torchtailor.farm.perform import WorkerSetup
+from torchtailor.core.errors import ExitCode
 
 pytest.importorskip("distributed")
-from torchtailor.farm.daskengine import DaskEngine
+from torchtailor.building.farm.daskengine import DaskEngine
 
 # one cluster at a time: a worker imports for seconds
 pytestmark = pytest.mark.xdist_group("farm")
@@ -251,7 +251,7 @@ def test_no_worker_is_lost_because_dask_looks_at_the_same_time(tmp_path: Path, m
     import dask
     from distributed import Client
 
-    monkeypatch.setattr("torchtailor.farm.daskengine._LOOK", 0.0)
+    monkeypatch.setattr("torchtailor.building.farm.daskengine._LOOK", 0.0)
     often = {"distributed.client.scheduler-info-interval": "1ms"}
     with running(tmp_path, "one") as cluster, dask.config.set(often), Client(cluster.address) as client:
         engine = DaskEngine(client, WorkerSetup(str(tmp_path / "store")))

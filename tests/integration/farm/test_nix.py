@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.backends.conftest import Shell
+from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
 from tests.integration.farm.test_cluster import Watched
-from tests.integration.recipes.conftest import needs_nix
+from tests.integration.nix.conftest import needs_nix
 from tests.waiting import processes_naming, wait_until
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 pytest.importorskip("distributed")
 pytestmark = [needs_nix, pytest.mark.nix, pytest.mark.xdist_group("farm")]

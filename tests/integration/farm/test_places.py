@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.integration.backends.conftest import Shell
+from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
 from tests.integration.farm.test_cluster import Watched, plain, site, start, wanted
 from tests.integration.farm.test_source import (
@@ -32,7 +32,7 @@ from tests.integration.farm.test_source import (
     variant,
     work,
 )
-from tests.unit.backends.test_build import tree
+from tests.unit.building.test_build import tree
 from tests.waiting import wait_until
 
 __all__ = ["build", "catalog", "farm", "ledger", "plain", "project", "site", "variant", "wanted", "work"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.publish.test_s3 import s3, server
-from tests.unit.backends.conftest import Workshop, catalog, hurry, workshop
-from tests.unit.backends.test_build import tree
+from tests.unit.building.conftest import Workshop, catalog, hurry, workshop
+from tests.unit.building.test_build import tree
 from tests.unit.farm.test_wheels import OPTIONS, Farm
-from torchtailor.errors import EnvironmentProblem
-from torchtailor.farm.store import open_farm_store
+from torchtailor.building.farm.store import open_farm_store
+from torchtailor.core.errors import EnvironmentProblem
 
 __all__ = ["catalog", "hurry", "s3", "server", "workshop"]
 
@@ -60,7 +60,7 @@ def test_without_credentials_it_says_so_at_once(farm: Farm, monkeypatch: pytest.
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     store = open_farm_store("s3://wheels/farm")
-    monkeypatch.setattr("torchtailor.store.time.sleep", pytest.fail)  # asking again changes nothing
+    monkeypatch.setattr("torchtailor.core.store.time.sleep", pytest.fail)  # asking again changes nothing
     with pytest.raises(EnvironmentProblem, match="there are no credentials for it") as caught:
         store.record("0" * 64)
     assert "AWS_PROFILE" in caught.value.hint

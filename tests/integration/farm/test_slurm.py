@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.backends.conftest import Shell
+from tests.integration.building.conftest import Shell
 from tests.integration.farm.test_cluster import BUILD, Watched, plain, site, start, wanted
-from tests.unit.backends.test_build import tree
+from tests.unit.building.test_build import tree
 from tests.waiting import wait_until
 
 __all__ = ["plain", "site", "wanted"]

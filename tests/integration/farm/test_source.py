@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from tests.integration.backends.source.conftest import build, catalog, ledger, project, request_for, variant, work
-from tests.integration.backends.source.test_bundle import WITH_OPENMP
+from tests.integration.building.source.conftest import build, catalog, ledger, project, request_for, variant, work
+from tests.integration.building.source.test_bundle import WITH_OPENMP
 from tests.integration.farm.clusters import DaskCluster, running
 from tests.waiting import wait_until
-from torchtailor.backends.source.backend import SourcePlan
-from torchtailor.backends.source.options import SourceOptions
-from torchtailor.backends.source.plan import MatrixPlan, SourceCost, VariantGroup
-from torchtailor.backends.source.runner import SourceBuilder
+from torchtailor.building.farm.build import FarmBuildResult, plan_farm, run_farm
+from torchtailor.building.farm.events import EventKind, FarmEvent
+from torchtailor.building.farm.store import open_farm_store
+from torchtailor.building.farm.where import parse_where
+from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.source.backend import SourcePlan
+from torchtailor.building.source.options import SourceOptions
+from torchtailor.building.source.plan import MatrixPlan, SourceCost, VariantGroup
+from torchtailor.building.source.runner import SourceBuilder
 from torchtailor.catalog import Catalog
-from torchtailor.errors import EnvironmentProblem
-from torchtailor.farm.build import FarmBuildResult, plan_farm, run_farm
-from torchtailor.farm.events import EventKind, FarmEvent
-from torchtailor.farm.store import open_farm_store
-from torchtailor.farm.where import parse_where
-from torchtailor.ledger.ledger import Ledger
-from torchtailor.variants import Variant
+from torchtailor.catalog.variants import Variant
+from torchtailor.core.errors import EnvironmentProblem
 
 __all__ = ["build", "catalog", "ledger", "project", "variant", "work"]
 

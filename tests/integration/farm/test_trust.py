@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.catalogs import load_pinned
-from tests.integration.backends.conftest import Shell
+from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import DaskCluster, running
 from tests.integration.farm.test_cluster import Watched, plain, site, start, wanted
 from tests.torture.intruder import ATTACKS, intrude, listening
-from tests.unit.backends.test_build import tree
+from tests.unit.building.test_build import tree
 from tests.waiting import processes, wait_until
-from torchtailor.errors import ExitCode, TorchtailorError
-from torchtailor.farm.where import check_answers, parse_where
+from torchtailor.building.farm.where import check_answers, parse_where
+from torchtailor.core.errors import ExitCode, TorchtailorError
 
 __all__ = ["plain", "site", "wanted"]
 
@@ -175,7 +175,7 @@ def test_what_is_wrong_with_tls_is_said_in_a_sentence(
 ) -> None:
     import dask
 
-    monkeypatch.setattr("torchtailor.farm.address._SPEAK", 3.0)
+    monkeypatch.setattr("torchtailor.building.farm.address._SPEAK", 3.0)
     settings, address = authority.settings, secured.address
     match change:
         case "no keys":

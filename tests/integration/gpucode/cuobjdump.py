@@ -17,9 +17,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.binary.source import open_source
-from torchtailor.gpucode.fatbin import ImageKind
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, scan_file
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.fatbin import ImageKind
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, scan_file
 
 _ENTRY = re.compile(r"^\t?Fatbin (elf|ptx|nvvm) code:\n\t?=+\n\t?arch = sm_(\S+)", re.MULTILINE)
 _PREFIX = {"elf": "sm", "ptx": "compute", "nvvm": "lto"}

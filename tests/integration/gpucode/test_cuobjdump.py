@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.gpucode.cuobjdump import compare
 from tests.unit.gpucode.builders import FIXTURES
-from torchtailor.inspection.inspect import inspect
+from torchtailor.verification.inspection.inspect import inspect
 
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("cuobjdump")]  # one worker downloads
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from tests.waiting import processes_naming, wait_until
-from torchtailor.host import store
-from torchtailor.host.detect import detect
-from torchtailor.host.probe import ReplayProbe
+from torchtailor.advise.host import store
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.probe import ReplayProbe
 
 pytestmark = pytest.mark.xdist_group("host")  # the commands run once for several tests
 
@@ -115,7 +115,7 @@ def test_a_row_of_ones_own_leads_to_a_recommendation(tmp_path: Path) -> None:
 
 
 def test_a_hanging_nvidia_smi_does_not_hang_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchtailor.host import gpus
+    from torchtailor.advise.host import gpus
 
     fake = tmp_path / "nvidia-smi"
     seconds = f"1000.{os.getpid()}"  # nobody else sleeps so long

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.launch import Launch, open_target
+from torchtailor.trees.artifact.launch import Launch, open_target
 
 
 @pytest.fixture(scope="session")

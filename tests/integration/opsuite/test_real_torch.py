@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.launch import Launch, op_suite
+from torchtailor.trees.artifact.launch import Launch, op_suite
 from torchtailor.verification.compare import CaseVerdict, compare
 from torchtailor.verification.imports import run_suite, verify_imports
 from torchtailor.verification.result import CheckOutcome

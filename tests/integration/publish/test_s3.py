@@ -10,10 +10,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.integration.backends.conftest import Shell
-from tests.integration.backends.test_build_command import pip_report
+from tests.integration.building.conftest import Shell
+from tests.integration.building.test_build_command import pip_report
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 boto3 = pytest.importorskip("boto3")
 server = pytest.importorskip("moto.server")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.integration.backends.conftest import Shell
-from torchtailor.binary.elf_headers import ElfMachine
+from tests.integration.building.conftest import Shell
+from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.workload.hook import HookKind, hook_library
 
 VARIANTS = "sm{80,86,90,120}-avx2"

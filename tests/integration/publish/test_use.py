@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
-from torchtailor.host.pythons import find_base_python
+from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from torchtailor.core.pythons import find_base_python
+from torchtailor.core.store import open_store
 from torchtailor.publish.publish import publish
-from torchtailor.store import open_store
 
 PAGE = (Path(__file__).parents[3] / "docs" / "use.md").read_text()
 PLACE = "https://wheels.example/cu128-sm90/"

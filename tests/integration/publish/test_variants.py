@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.backends.conftest import Shell
+from tests.integration.building.conftest import Shell
 
 SPEC = "torch==2.8.0"
 VARIANTS = "sm{80,86,90,120}-avx2"

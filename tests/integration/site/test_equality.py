@@ -15,12 +15,12 @@ import pytest
 from tests import machines
 from tests.integration.site.conftest import open_page
 from tests.unit.recommendation.test_machines_table import TABLE, Row
+from torchtailor.advise.recommendation import Request
+from torchtailor.advise.recommendation.engine import recommend_for
+from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.advise.recommendation.request import Workload
 from torchtailor.catalog.products import product_names
-from torchtailor.errors import TorchtailorError
-from torchtailor.recommendation import Request
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
-from torchtailor.recommendation.request import Workload
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.choices import form_choices
 from torchtailor.site.hosts import query_host, read_query
 

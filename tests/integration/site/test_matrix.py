@@ -9,9 +9,9 @@ import pytest
 
 from tests import machines
 from tests.integration.site.conftest import open_page
-from torchtailor.errors import TorchtailorError
-from torchtailor.variants import find_variants
-from torchtailor.variants.why import explain
+from torchtailor.catalog.variants import find_variants
+from torchtailor.catalog.variants.why import explain
+from torchtailor.core.errors import TorchtailorError
 
 NAMES = "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
 

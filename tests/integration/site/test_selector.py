@@ -10,7 +10,7 @@ import pytest
 
 from tests import machines
 from tests.integration.site.conftest import open_page
-from torchtailor.host.model import SCHEMA
+from torchtailor.advise.host.model import SCHEMA
 from torchtailor.site.pages import LIMIT, site_sizes
 
 SMI = """

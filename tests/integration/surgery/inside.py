@@ -14,9 +14,9 @@ import sys
 from array import array
 from pathlib import Path
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import SectionFlag
-from torchtailor.gpucode.scan import scan_elf
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import SectionFlag
+from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.surgery.files import open_file
 
 _WRITE = 2  # of a segment's flags

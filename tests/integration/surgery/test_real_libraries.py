@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.gpucode.test_cuobjdump import cuobjdump, download  # noqa: F401  (a fixture)
 from tests.unit.surgery.checks import options
-from torchtailor.gpucode.scan import scan_file
+from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 

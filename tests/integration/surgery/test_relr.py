@@ -17,17 +17,17 @@ from tests.integration.surgery.test_elflint import complaints
 from tests.integration.surgery.test_survival import VARIANTS, patchelf, quietly
 from tests.unit.surgery.checks import options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import DynamicTag, SegmentType
 from torchtailor.cli import main
-from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import DynamicTag, SegmentType
+from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.proof.relr import prove_relr
 from torchtailor.surgery.relr import with_relr
 from torchtailor.tailoring.wheel import tailor_wheel
-from torchtailor.wheels.archive import WheelArchive
-from torchtailor.wheels.distribution import WheelDistribution
+from torchtailor.trees.wheels.archive import WheelArchive
+from torchtailor.trees.wheels.distribution import WheelDistribution
 
 COUNT = 6000
 # pointers side by side, with gaps, at odd addresses, in a constant table and in zeroed memory's neighbourhood

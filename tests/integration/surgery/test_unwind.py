@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.surgery.builds import Toolchain, toolchain
 from tests.unit.surgery.checks import options
-from torchtailor.errors import CheckFailedError
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery import library as module
 from torchtailor.surgery.library import tailor_library
 

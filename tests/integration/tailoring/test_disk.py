@@ -13,7 +13,7 @@ import pytest
 from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.restore import restore_environment

@@ -15,10 +15,10 @@ import pytest
 from tests.killing import die_at
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor import processes
+from torchtailor.core import processes
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.restore import restore_environment
-from torchtailor.wheels.record import Record
+from torchtailor.trees.wheels.record import Record
 
 MOST_STEPS = 80  # of the main process, with workers
 FIXTURES = Path(__file__).parents[2] / "unit" / "gpucode" / "fixtures"

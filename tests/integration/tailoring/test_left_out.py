@@ -12,11 +12,11 @@ import pytest
 from tests.integration.surgery.builds import TOOLCHAINS, Toolchain, toolchain
 from tests.unit.tailoring.helpers import install, options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import open_artifact
-from torchtailor.binary.placeholder import machine_of, placeholder
 from torchtailor.catalog import load_catalog
+from torchtailor.code.binary.placeholder import machine_of, placeholder
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.restore import restore_environment
+from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.result import CheckOutcome
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.verify import verify_static

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtailor.hostcode import arm
+from torchtailor.code.hostcode import arm
 
 AS, OBJDUMP = shutil.which("aarch64-linux-gnu-as"), shutil.which("aarch64-linux-gnu-objdump")
 pytestmark = pytest.mark.skipif(not AS or not OBJDUMP, reason="binutils for aarch64 are not installed")

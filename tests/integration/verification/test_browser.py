@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.unit.verification.test_report import EVIL, library, report
-from torchtailor.documents import plain
-from torchtailor.format import human_bytes
-from torchtailor.report import write_report
-from torchtailor.report.chart import chart
+from torchtailor.core.documents import plain
+from torchtailor.core.format import human_bytes
 from torchtailor.verification.output import as_document
+from torchtailor.verification.report import write_report
+from torchtailor.verification.report.chart import chart
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.facts import HOST
 

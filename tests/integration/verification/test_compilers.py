@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.verification.test_hostcode import FIXTURES
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.hostcode.analyse import analyse
-from torchtailor.hostcode.reach import Reach
+from torchtailor.code.hostcode.analyse import analyse
+from torchtailor.code.hostcode.reach import Reach
+from torchtailor.core.errors import ExitCode
 
 COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 
@@ -60,9 +60,9 @@ def test_static_initialiser(
 
 def test_every_feature_a_compiler_may_use_is_within_its_isa(tmp_path: Path) -> None:
     """What gcc makes with the catalog's own flags needs nothing beyond the catalog's words."""
-    from torchtailor.binary.elf_headers import ElfMachine
     from torchtailor.catalog import load_catalog
-    from torchtailor.hostcode.features import feature_table
+    from torchtailor.code.binary.elf_headers import ElfMachine
+    from torchtailor.code.hostcode.features import feature_table
 
     for isa in load_catalog().isas.values():
         for source in ("startup.cpp", "dispatched.cpp"):

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.hostcode import x86, x86_decode
-from torchtailor.hostcode.features import UNKNOWN
-from torchtailor.hostcode.image import CodeImage
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.hostcode import x86, x86_decode
+from torchtailor.code.hostcode.features import UNKNOWN
+from torchtailor.code.hostcode.image import CodeImage
 
 OBJDUMP = shutil.which("x86_64-linux-gnu-objdump")
 TOOL = Path(__file__).parents[3] / "tools" / "x86features.py"

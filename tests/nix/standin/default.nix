@@ -3,7 +3,7 @@ args:
 let
   pins = (builtins.fromTOML (builtins.readFile ../../../src/torchtailor/catalog/data/nix.toml)).nixpkgs;
 in
-import ../../../src/torchtailor/recipes/standin/nixpkgs.nix (
+import ../../../src/torchtailor/nix/standin/nixpkgs.nix (
   {
     pin = { cudnn_refuses = { }; } // builtins.elemAt pins (builtins.length pins - 1) // {
       url = "input";

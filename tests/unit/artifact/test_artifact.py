@@ -13,11 +13,11 @@ import pytest
 from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.tailoring.helpers import install
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import ArtifactKind, open_artifact
-from torchtailor.artifact.launch import open_target
-from torchtailor.artifact.sites import find_sites, installed_path
 from torchtailor.cli import main
-from torchtailor.errors import BadInputError, ExitCode, NoMatchError
+from torchtailor.core.errors import BadInputError, ExitCode, NoMatchError
+from torchtailor.trees.artifact.artifact import ArtifactKind, open_artifact
+from torchtailor.trees.artifact.launch import open_target
+from torchtailor.trees.artifact.sites import find_sites, installed_path
 
 LIBRARY = (FIXTURES / "raw.so").read_bytes()
 COMMANDS = {

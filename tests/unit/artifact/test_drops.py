@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from torchtailor.artifact.drops import Drops, drop_rules
+from torchtailor.advise.host.targets import read_targets
 from torchtailor.catalog import load_catalog
-from torchtailor.errors import NoMatchError
-from torchtailor.gpucode.policy import Policy
-from torchtailor.host.targets import read_targets
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.core.errors import NoMatchError
+from torchtailor.trees.artifact.drops import Drops, drop_rules
 
 CATALOG = load_catalog()
 BIN = "triton/backends/nvidia/bin"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wheels.hostile import LIBRARIES, TABLES, with_library
-from torchtailor.artifact.launch import open_target
 from torchtailor.cli import main
-from torchtailor.errors import BadInputError, ExitCode
+from torchtailor.core.errors import BadInputError, ExitCode
 from torchtailor.fetch.metadata import read_local
+from torchtailor.trees.artifact.launch import open_target
 
 COMMANDS = {
     "inspect": ["inspect", "{wheel}"],

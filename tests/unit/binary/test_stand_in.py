@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import (
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import (
     DynamicTag,
     ElfMachine,
     SectionType,
     SegmentType,
 )
-from torchtailor.binary.stand_in import ERROR, StandInSymbol, gnu_hash, sysv_hash, write_stand_in
-from torchtailor.binary.symbols import dynamic_symbols, dynamic_text, needed_libraries
+from torchtailor.code.binary.stand_in import ERROR, StandInSymbol, gnu_hash, sysv_hash, write_stand_in
+from torchtailor.code.binary.symbols import dynamic_symbols, dynamic_text, needed_libraries
 
 SENTENCE = "torchtailor: there is no GPU here."
 SYMBOLS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from torchtailor.catalog import Capability, Catalog, CodeTarget, Dotted, DriverFit, load_catalog
-from torchtailor.errors import NoMatchError, UsageError
-from torchtailor.variants import Matrix
+from torchtailor.catalog.variants import Matrix
+from torchtailor.core.errors import NoMatchError, UsageError
 
 
 @pytest.fixture(scope="module")

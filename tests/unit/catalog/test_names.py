@@ -9,7 +9,7 @@ import pytest
 
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.products import _pci_readings, words
-from torchtailor.errors import NoMatchError
+from torchtailor.core.errors import NoMatchError
 
 FOLDER = Path(__file__).parent
 

@@ -12,8 +12,8 @@ import pytest
 
 from torchtailor.catalog import Capability, Catalog, Dotted, load_catalog
 from torchtailor.catalog.tables import user_file_schema
-from torchtailor.errors import UsageError
-from torchtailor.variants import Matrix
+from torchtailor.catalog.variants import Matrix
+from torchtailor.core.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "src" / "torchtailor" / "catalog" / "data"

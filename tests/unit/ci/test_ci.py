@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.ci.workflows import OPTIONS, load, problems, written
-from torchtailor.backends.source.ccache import ccache_environment
-from torchtailor.backends.source.folders import Folders
+from torchtailor.building.source.ccache import ccache_environment
+from torchtailor.building.source.folders import Folders
 from torchtailor.catalog import Catalog, load_catalog
-from torchtailor.ci import plan
-from torchtailor.ci.plan import CiOptions, CiSystem, plan_ci
-from torchtailor.ci.tables import ci_tables
 from torchtailor.cli import main
-from torchtailor.disk import CACHE_VARIABLE, WORK_VARIABLE
-from torchtailor.errors import ExitCode
+from torchtailor.core.disk import CACHE_VARIABLE, WORK_VARIABLE
+from torchtailor.core.errors import ExitCode
 from torchtailor.fetch.cache import Cache
+from torchtailor.publish.ci import plan
+from torchtailor.publish.ci.plan import CiOptions, CiSystem, plan_ci
+from torchtailor.publish.ci.tables import ci_tables
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def plan_of(catalog: Catalog, system: CiSystem, *selectors: str, **more: Any) ->
 
 def test_every_variant_is_built_once_on_a_runner_of_its_architecture(catalog: Catalog) -> None:
     for division in ("variant", "gpu", "architecture", "all"):
-        from torchtailor.ci.plan import CiDivision
+        from torchtailor.publish.ci.plan import CiDivision
 
         plan = plan_of(catalog, CiSystem.GITHUB, "sm*-*", "cpu-*", release="2.15", division=CiDivision(division))
         count = Counter(name for job in plan.jobs for name in job.variants)
@@ -539,7 +539,7 @@ def test_a_version_that_no_index_may_have_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ["ci", "github", "sm90-avx2", "-n"]
-    monkeypatch.setattr("torchtailor.ci.plan._from_index", lambda: False)
+    monkeypatch.setattr("torchtailor.publish.ci.plan._from_index", lambda: False)
     assert main(line) == 0
     assert "warning: Its jobs install torchtailor" in capsys.readouterr().err
     assert main([*line, "--json"]) == 0
@@ -547,7 +547,7 @@ def test_a_version_that_no_index_may_have_is_said(
     assert "--package" in warning
     assert main([*line, "--package", "git+https://host/x@v1"]) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("torchtailor.ci.plan._from_index", lambda: True)
+    monkeypatch.setattr("torchtailor.publish.ci.plan._from_index", lambda: True)
     assert main(line) == 0
     assert capsys.readouterr().err == ""
 
@@ -560,9 +560,9 @@ def test_a_checkout_is_not_from_an_index(tmp_path: Path, monkeypatch: pytest.Mon
         for name in files:
             (info / name).write_text("{}")
         found = Distribution.at(info)
-        monkeypatch.setattr("torchtailor.ci.plan.distribution", lambda _, found=found: found)
+        monkeypatch.setattr("torchtailor.publish.ci.plan.distribution", lambda _, found=found: found)
         assert plan._from_index() == expected
-    monkeypatch.setattr("torchtailor.ci.plan.__version__", "1.0.dev3")
+    monkeypatch.setattr("torchtailor.publish.ci.plan.__version__", "1.0.dev3")
     assert not plan._from_index()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.ci.cron import CRON_FIELDS, CronField, cron_problem
+from torchtailor.publish.ci.cron import CRON_FIELDS, CronField, cron_problem
 
 STARS = ["*"] * 5
 

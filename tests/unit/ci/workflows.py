@@ -12,9 +12,9 @@ from jsonschema import Draft7Validator
 from ruamel.yaml import YAML
 
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
-from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
-from torchtailor.ci.render import render_ci
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
+from torchtailor.publish.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
+from torchtailor.publish.ci.render import render_ci
 
 _SCHEMAS = {CiSystem.GITHUB: "github-workflows.json", CiSystem.GITLAB: "gitlab-ci.json"}
 

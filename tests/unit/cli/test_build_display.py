@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from torchtailor.cli._progress import BuildDisplay
-from torchtailor.progress import CompileProgress, NixProgress, Progress, RunningFile
+from torchtailor.core.progress import CompileProgress, NixProgress, Progress, RunningFile
 
 
 def drive(progress: Progress) -> None:

@@ -17,7 +17,7 @@ from typing import Never
 import pytest
 
 from torchtailor.cli import COMMANDS, help_text, main
-from torchtailor.errors import EXIT_MEANINGS, ExitCode
+from torchtailor.core.errors import EXIT_MEANINGS, ExitCode
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -135,7 +135,7 @@ def test_a_command_ends_with_its_own_code_whoever_reads(arguments: str, code: Ex
 
 def test_a_bug_is_kept_in_a_file_not_shown(tmp_path: Path) -> None:
     code = (
-        "import torchtailor.variants.matrix as m, sys\n"
+        "import torchtailor.catalog.variants.matrix as m, sys\n"
         "def broken(*a, **k): raise ZeroDivisionError('boom')\n"
         "m.Matrix.variants = broken\n"
         "from torchtailor.cli import main\nsys.exit(main(['matrix']))"
@@ -249,7 +249,7 @@ def test_a_working_directory_that_is_gone_is_no_bug(
 def test_a_narrow_table_keeps_its_numbers_and_its_result(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     from rich.console import Console
 
-    from torchtailor.ui import console
+    from torchtailor.cli.ui import console
 
     window = Console(file=io.StringIO(), width=width, highlight=False)
     monkeypatch.setattr(console, "out", lambda: window)
@@ -269,7 +269,7 @@ def test_a_narrow_table_keeps_its_numbers_and_its_result(monkeypatch: pytest.Mon
 def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     from rich.console import Console
 
-    from torchtailor.ui import console
+    from torchtailor.cli.ui import console
 
     window = Console(file=io.StringIO(), width=width, highlight=False)
     monkeypatch.setattr(console, "out", lambda: window)

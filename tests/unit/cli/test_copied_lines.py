@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from torchtailor import recommendation
+from torchtailor.advise import recommendation
 from torchtailor.cli import _build_output, doctor, main
-from torchtailor.doctor.examine import DoctorReport, Problem
-from torchtailor.doctor.fixes import Fix
-from torchtailor.doctor.symptoms import ProblemKind
 from torchtailor.tailoring.restore import RestoreResult
+from torchtailor.verification.doctor.examine import DoctorReport, Problem
+from torchtailor.verification.doctor.fixes import Fix
+from torchtailor.verification.doctor.symptoms import ProblemKind
 
 LONG = "python -m pip install " + " ".join(f"package{number}==1.{number}.0" for number in range(12))
 
@@ -26,7 +26,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal of 80 columns shows."""
     file = io.StringIO()
     window = Console(file=file, width=80, force_terminal=True, color_system=None, highlight=False)
-    monkeypatch.setattr("torchtailor.ui.out", lambda: window)
+    monkeypatch.setattr("torchtailor.cli.ui.out", lambda: window)
     return file
 
 

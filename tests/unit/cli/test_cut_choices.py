@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.backends.stack import FAT, fill
+from tests.unit.building.stack import FAT, fill
 from tests.unit.fetch.serving import Site, serve
-from tests.unit.images.builder import stock, tar_of
-from tests.unit.images.test_cut import BASE, package
+from tests.unit.oci.builder import stock, tar_of
+from tests.unit.oci.test_cut import BASE, package
 from torchtailor.catalog import TorchArch
 from torchtailor.cli import main
 from torchtailor.cli._cut import OPTIONS, REFUSED, takes_cut
 from torchtailor.cli.run import load_command
-from torchtailor.errors import ExitCode
-from torchtailor.gpucode.targets import Targets
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.core.errors import ExitCode
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import JobCut
 from torchtailor.workload.choice import TracedWorkload

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 # As in an environment without the `verify` extra: importing these fails.
 WITHOUT = "import sys\nfor name in ('numpy', 'capstone'): sys.modules[name] = None\n"
@@ -22,7 +22,7 @@ def test_only_verification_needs_its_extra() -> None:
     """Everything else is imported without it: `tailor` in an image must not bring 80 MB of its own."""
     code = (
         "import importlib, pkgutil, torchtailor\n"
-        "from torchtailor.errors import EnvironmentProblem\n"
+        "from torchtailor.core.errors import EnvironmentProblem\n"
         "for module in pkgutil.walk_packages(torchtailor.__path__, 'torchtailor.', onerror=lambda name: None):\n"
         "    if any(part in module.name for part in ('__main__', '.opsuite', '.bundling.program')): continue\n"
         "    try: importlib.import_module(module.name)\n"
@@ -49,7 +49,7 @@ def test_without_the_extra_a_sentence_names_it(arguments: list[str]) -> None:
 def test_a_source_build_asks_before_it_compiles() -> None:
     """Without the extra, the checks before a build say so; hours later would be too late."""
     code = (
-        "from torchtailor.backends.source.preflight import Inspector\n"
+        "from torchtailor.building.source.preflight import Inspector\n"
         "check = Inspector.verifying()\nprint(check.passed, check.fix)"
     )
     said = python(code).stdout

@@ -16,7 +16,7 @@ import torchtailor
 from torchtailor.cli import COMMANDS, main
 from torchtailor.cli._pages import Page, find_page, pages
 from torchtailor.cli.run import load_command
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 ROOT = Path(torchtailor.__file__).parent
 COMMAND_LINES = [

@@ -17,10 +17,10 @@ import pytest
 
 import torchtailor
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.format import printable
-from torchtailor.ui import console
-from torchtailor.ui.documents import ErrorDocument
+from torchtailor.cli.ui import console
+from torchtailor.cli.ui.documents import ErrorDocument
+from torchtailor.core.errors import ExitCode
+from torchtailor.core.format import printable
 
 _ONLY_US = {"PYTHONPATH": str(Path(torchtailor.__file__).parents[1])}
 COMMAND = (sys.executable, "-m", "torchtailor")

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import torchtailor
-from torchtailor import ui
-from torchtailor.cli import COMMANDS, main
-from torchtailor.errors import ExitCode
+from torchtailor.cli import COMMANDS, main, ui
+from torchtailor.cli.ui.documents import DOCUMENTS, json_schema, schema_of
+from torchtailor.core.errors import ExitCode
 from torchtailor.fetch.cache import CachePruned
-from torchtailor.ui.documents import DOCUMENTS, json_schema, schema_of
 
 ROOT = Path(torchtailor.__file__).parent
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"

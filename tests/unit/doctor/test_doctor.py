@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from tests import machines
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.source import open_source
+from torchtailor.advise.host.model import InstalledTorch
+from torchtailor.advise.host.probe import CommandOutcome, CommandResult
+from torchtailor.advise.host.store import dumps
+from torchtailor.advise.host.torches import _SCRIPT
 from torchtailor.cli import main
-from torchtailor.doctor.collect import _asked_of, _environment
-from torchtailor.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
-from torchtailor.doctor.fixes import Interpreter
-from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
-from torchtailor.errors import ExitCode
-from torchtailor.failures import FailureTable, load_table
-from torchtailor.host.model import InstalledTorch
-from torchtailor.host.probe import CommandOutcome, CommandResult
-from torchtailor.host.store import dumps
-from torchtailor.host.torches import _SCRIPT
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.core.errors import ExitCode
+from torchtailor.verification.doctor.collect import _asked_of, _environment
+from torchtailor.verification.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
+from torchtailor.verification.doctor.fixes import Interpreter
+from torchtailor.verification.doctor.symptoms import ProblemKind, read_symptoms
+from torchtailor.verification.failures import FailureTable, load_table
 from torchtailor.verification.static.elf_facts import read_elf
 
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")

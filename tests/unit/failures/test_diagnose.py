@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.errors import ExitCode
-from torchtailor.failures import Diagnosis, diagnose, load_failures
-from torchtailor.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
-from torchtailor.failures.log import MAX_LINE, blocks, percent
+from torchtailor.core.errors import ExitCode
+from torchtailor.verification.failures import Diagnosis, diagnose, load_failures
+from torchtailor.verification.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
+from torchtailor.verification.failures.log import MAX_LINE, blocks, percent
 
 LOGS = Path(__file__).parent / "logs"
 FAILURES = {failure.id: failure for failure in load_failures()}

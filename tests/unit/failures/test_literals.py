@@ -7,9 +7,9 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.failures.diagnosis import diagnose
-from torchtailor.failures.known import error_patterns, load_failures
-from torchtailor.failures.literals import Literals
+from torchtailor.verification.failures.diagnosis import diagnose
+from torchtailor.verification.failures.known import error_patterns, load_failures
+from torchtailor.verification.failures.literals import Literals
 
 KNOWN = [pattern.literal for failure in load_failures() for pattern in failure.patterns]
 KNOWN += [pattern.literal for pattern in error_patterns()]

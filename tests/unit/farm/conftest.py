@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.unit.backends.conftest import catalog, hurry, site, workshop
+from tests.unit.building.conftest import catalog, hurry, site, workshop
 
 __all__ = ["catalog", "hurry", "site", "workshop"]

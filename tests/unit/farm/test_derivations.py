@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.errors import EnvironmentProblem
-from torchtailor.farm import derivations
-from torchtailor.farm.jobs import RealiseDerivation, gives_of
-from torchtailor.farm.store import JobRecord, MissingOutputError, open_farm_store
+from torchtailor.building.farm import derivations
+from torchtailor.building.farm.jobs import RealiseDerivation, gives_of
+from torchtailor.building.farm.store import JobRecord, MissingOutputError, open_farm_store
+from torchtailor.core.errors import EnvironmentProblem
 
 DERIVATION = f"/nix/store/{'a' * 32}-torch.drv"
 (KEY,) = gives_of(RealiseDerivation(DERIVATION))

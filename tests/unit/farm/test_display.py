@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from tests.unit.farm.graphs import graph
-from torchtailor import ui
-from torchtailor.cli import _farm_output
-from torchtailor.farm.events import EventKind, FarmEvent
-from torchtailor.farm.policy import THIS_PROCESS
+from torchtailor.building.farm.events import EventKind, FarmEvent
+from torchtailor.building.farm.policy import THIS_PROCESS
+from torchtailor.cli import _farm_output, ui
 
 
 @pytest.fixture(params=[(80, 24), (120, 50), (40, 12)])
@@ -21,7 +20,7 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     width, height = request.param
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     monkeypatch.setattr(ui, "err", lambda: console)
-    monkeypatch.setattr("torchtailor.ui.console.out", lambda: console)
+    monkeypatch.setattr("torchtailor.cli.ui.console.out", lambda: console)
     return console
 
 

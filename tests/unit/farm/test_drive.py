@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.farm.graphs import NamedJob, graph, key
-from torchtailor.documents import plain
-from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
-from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
-from torchtailor.farm.graph import GraphJob, JobGraph
-from torchtailor.farm.policy import FarmWorker
-from torchtailor.farm.simulate import simulate
+from torchtailor.building.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
+from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.farm.graph import GraphJob, JobGraph
+from torchtailor.building.farm.policy import FarmWorker
+from torchtailor.building.farm.simulate import simulate
+from torchtailor.core.documents import plain
+from torchtailor.core.errors import EnvironmentProblem, ExitCode
 
 
 class Scripted:

@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.backends.choose import choose
-from torchtailor.backends.source.ccache import remote_storage
-from torchtailor.backends.source.folders import Folders
-from torchtailor.backends.source.options import SourceOptions, SourceRequest
-from torchtailor.backends.source.plan import plan_matrix
-from torchtailor.backends.source.tables import load_tables
-from torchtailor.backends.source.tree import SourceOrigin, TorchSource, fetch
+from torchtailor.building.choose import choose
+from torchtailor.building.farm import compile as compiling
+from torchtailor.building.farm.compile import CompileBench, pack_tree
+from torchtailor.building.farm.drive import drive
+from torchtailor.building.farm.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource, own_rows
+from torchtailor.building.farm.policy import FarmWorker
+from torchtailor.building.farm.shards import of_part, part_of, shards
+from torchtailor.building.farm.simulate import SimulatedEngine, simulate
+from torchtailor.building.farm.sources import PlannedSource, SourceCosts, source_graph, source_job
+from torchtailor.building.farm.store import open_farm_store
+from torchtailor.building.source.ccache import remote_storage
+from torchtailor.building.source.folders import Folders
+from torchtailor.building.source.options import SourceOptions, SourceRequest
+from torchtailor.building.source.plan import plan_matrix
+from torchtailor.building.source.tables import load_tables
+from torchtailor.building.source.tree import SourceOrigin, TorchSource, fetch
 from torchtailor.catalog import SOURCE, Catalog, load_catalog
-from torchtailor.errors import BuildFailedError, EnvironmentProblem, UsageError
-from torchtailor.farm import compile as compiling
-from torchtailor.farm.compile import CompileBench, pack_tree
-from torchtailor.farm.drive import drive
-from torchtailor.farm.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource, own_rows
-from torchtailor.farm.policy import FarmWorker
-from torchtailor.farm.shards import of_part, part_of, shards
-from torchtailor.farm.simulate import SimulatedEngine, simulate
-from torchtailor.farm.sources import PlannedSource, SourceCosts, source_graph, source_job
-from torchtailor.farm.store import open_farm_store
+from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, UsageError
 from torchtailor.fetch.cache import Cache
 
 TREE = FetchSource("git", "https://example.org/pytorch.git", "v2.10.0", "ab" * 20)

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from torchtailor.cli import main
-from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
-from torchtailor.farm.store import (
+from torchtailor.building.farm.store import (
     FarmStore,
     JobRecord,
     MissingOutputError,
     open_farm_store,
     unused_files,
 )
-from torchtailor.store import FolderStore, RemoteStore, check_store, store_folder
-from torchtailor.trust import read_limited
+from torchtailor.cli import main
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.core.store import FolderStore, RemoteStore, check_store, store_folder
+from torchtailor.core.trust import read_limited
 
 KEY = hashlib.sha256(b"a job").hexdigest()
 
@@ -183,9 +183,9 @@ def test_a_store_that_times_out_is_asked_again_and_then_given_up(
 def test_a_network_disk_that_stalls_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = FolderStore(tmp_path, pauses=(0, 0, 0))
     folder.put_bytes(b"content", "a")
-    monkeypatch.setattr("torchtailor.store.read_limited", stumbling(read_limited, 3))
+    monkeypatch.setattr("torchtailor.core.store.read_limited", stumbling(read_limited, 3))
     assert folder.read("a") == b"content"
-    monkeypatch.setattr("torchtailor.store.read_limited", stumbling(read_limited, 99))
+    monkeypatch.setattr("torchtailor.core.store.read_limited", stumbling(read_limited, 99))
     with pytest.raises(NetworkError, match="timed out"):
         folder.read("a")
 
@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("torchtailor.disk._copy_bytes", full)
+    monkeypatch.setattr("torchtailor.core.disk._copy_bytes", full)
     with pytest.raises(EnvironmentProblem, match="disk is full"):
         store.put(made(tmp_path), "a")
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []

@@ -12,25 +12,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.backends import stack
-from tests.unit.backends.conftest import Workshop
-from tests.unit.backends.test_build import NAME, tree
-from torchtailor.backends import jobs
-from torchtailor.backends.cutting import WheelCut
-from torchtailor.backends.jobs import CutForGpus, JobContext, decode_job, encode_job
-from torchtailor.backends.wheel.options import WheelOptions
-from torchtailor.backends.wheel.plan import Treatment, WheelPlan
+from tests.unit.building import stack
+from tests.unit.building.conftest import Workshop
+from tests.unit.building.test_build import NAME, tree
+from torchtailor.building import jobs
+from torchtailor.building.cutting import WheelCut
+from torchtailor.building.farm import build, perform, space
+from torchtailor.building.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
+from torchtailor.building.farm.events import EventKind, FarmEvent
+from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
+from torchtailor.building.farm.perform import Workbench, WorkerSetup
+from torchtailor.building.farm.wheels import wheel_graph
+from torchtailor.building.farm.where import parse_where
+from torchtailor.building.jobs import CutForGpus, JobContext, decode_job, encode_job
+from torchtailor.building.ledger.ledger import Result
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.building.wheel.plan import Treatment, WheelPlan
 from torchtailor.catalog.tables import FarmSettings
-from torchtailor.errors import EnvironmentProblem, ExitCode, ImpossibleError
-from torchtailor.farm import build, perform, space
-from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
-from torchtailor.farm.events import EventKind, FarmEvent
-from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
-from torchtailor.farm.perform import Workbench, WorkerSetup
-from torchtailor.farm.wheels import wheel_graph
-from torchtailor.farm.where import parse_where
+from torchtailor.core.errors import EnvironmentProblem, ExitCode, ImpossibleError
 from torchtailor.fetch.locations import IndexLocation, LocationKind
-from torchtailor.ledger.ledger import Result
 from torchtailor.surgery.cut import Cut
 
 NAMES = ("sm80-avx2", "sm90-avx512")
@@ -51,7 +51,7 @@ class Farm:
     def plan(
         self, *names: str, options: WheelOptions = OPTIONS, on: str = "here", prove: bool = False, **changes: object
     ) -> FarmPlan:
-        from torchtailor.backends.choose import choose
+        from torchtailor.building.choose import choose
 
         choices = choose(self.workshop.catalog, names, release="main")
         plan: WheelPlan = self.workshop.backend(options, **changes).plan(choices, self.out)

@@ -15,25 +15,25 @@ import msgspec
 import pytest
 
 from tests.catalogs import load_pinned
-from tests.unit.backends.test_build import NAME
+from tests.unit.building.test_build import NAME
 from tests.unit.fetch.serving import Site
-from torchtailor.backends.source.backend import SourcePlan
-from torchtailor.backends.source.options import SourceOptions
-from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.building.farm import address, perform, where
+from torchtailor.building.farm.build import FarmPlan
+from torchtailor.building.farm.events import JobOutcome
+from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
+from torchtailor.building.farm.graph import JobGraph
+from torchtailor.building.farm.where import PlaceKind, Where, parse_where
+from torchtailor.building.ledger.rates import Rates
+from torchtailor.building.source.backend import SourcePlan
+from torchtailor.building.source.options import SourceOptions
+from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.catalog import load_catalog
 from torchtailor.catalog.tables import FarmSettings
-from torchtailor.cgroups import available_cores
 from torchtailor.cli import main
 from torchtailor.cli.build import option_of
 from torchtailor.cli.run import load_command
-from torchtailor.errors import ExitCode, NetworkError
-from torchtailor.farm import address, perform, where
-from torchtailor.farm.build import FarmPlan
-from torchtailor.farm.events import JobOutcome
-from torchtailor.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.farm.graph import JobGraph
-from torchtailor.farm.where import PlaceKind, Where, parse_where
-from torchtailor.ledger.rates import Rates
+from torchtailor.core.cgroups import available_cores
+from torchtailor.core.errors import ExitCode, NetworkError
 
 BUILD = ("build", "sm90-avx512", "--release", "main")
 
@@ -305,7 +305,7 @@ def test_an_error_is_the_last_of_the_events_for_scripts(
 def test_no_logger_of_dask_prints_its_own_tracebacks() -> None:
     import distributed  # noqa: F401
 
-    from torchtailor.farm.daskengine import quiet_dask
+    from torchtailor.building.farm.daskengine import quiet_dask
 
     logging.getLogger("distributed.client").setLevel(logging.WARNING)  # as its own configuration does
     quiet_dask()
@@ -360,7 +360,7 @@ def test_what_dask_needs_is_named_before_anything_starts(
     for package in ("cryptography", "distributed"):
         with monkeypatch.context() as patched:
             patched.setitem(sys.modules, package, None)  # as if it was not installed
-            patched.delitem(sys.modules, "torchtailor.farm.daskengine", raising=False)
+            patched.delitem(sys.modules, "torchtailor.building.farm.daskengine", raising=False)
             assert main(["farm", "check", "local:1", "--store", "store"]) == ExitCode.ENVIRONMENT
         said = " ".join(capsys.readouterr().err.split())
         assert f"{package} is not installed, which Dask needs. Install it: pip install 'torchtailor[farm]'." in said
@@ -478,7 +478,7 @@ def test_a_plan_says_what_a_short_name_stands_for_and_what_is_downloaded(
 def test_where_all_workers_are_refused_no_others_are_waited_for_long(
     same_machine: bool, asked: int, refused: int, seconds: float
 ) -> None:
-    from torchtailor.farm.daskengine import DaskEngine
+    from torchtailor.building.farm.daskengine import DaskEngine
 
     engine = DaskEngine.__new__(DaskEngine)  # without a cluster
     engine._same_machine, engine._asked, engine._patience = same_machine, asked, 3600.0
@@ -536,7 +536,7 @@ def test_jobs_are_the_processes_of_a_job(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_job_that_dask_leaves_to_this_process_uses_its_own_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daskengine = pytest.importorskip("torchtailor.farm.daskengine")
+    daskengine = pytest.importorskip("torchtailor.building.farm.daskengine")
     used: list[str] = []
 
     def noted(_: bytes, setup: bytes) -> bytes:

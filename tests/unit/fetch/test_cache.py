@@ -13,8 +13,8 @@ from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.surgery.checks import options
 from tests.unit.test_disk import in_children, killed_in, names
 from torchtailor.cli import main
+from torchtailor.code.hostcode.cache import host_code
 from torchtailor.fetch.cache import Cache, EntryKind
-from torchtailor.hostcode.cache import host_code
 from torchtailor.surgery.library import tailor_library
 
 HOST_CODE = Path(__file__).parents[2] / "fixtures" / "hostcode" / "x86_64" / "startup_wide.so"

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.fetch.packages import Package
 from tests.unit.fetch.serving import Fault, Site
 from tests.waiting import wait_until
-from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.core.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache, EntryKind
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader, Fetched, WrongBytesError
@@ -58,7 +58,7 @@ def test_what_was_just_downloaded_and_checked_is_not_read_again(
 ) -> None:
     first = fetch(file)
     with monkeypatch.context() as patch:
-        patch.setattr("torchtailor.disk.hash_file", pytest.fail)
+        patch.setattr("torchtailor.core.disk.hash_file", pytest.fail)
         assert cache.find(first.sha256, file.filename) == first.path
     first.path.chmod(0o644)
     first.path.write_bytes(DATA[:-1] + b"x")

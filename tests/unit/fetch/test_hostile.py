@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 
 from tests.unit.fetch.packages import Package, json_page
 from tests.unit.fetch.serving import Fault, Site
-from torchtailor.errors import BadInputError, NetworkError, UsageError
+from torchtailor.core.errors import BadInputError, NetworkError, UsageError
+from torchtailor.core.urls import redact, without_login
 from torchtailor.fetch import client, download, pipconfig
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, worker_threads
@@ -27,7 +28,6 @@ from torchtailor.fetch.pages import JSON_TYPE
 from torchtailor.fetch.resolve import needs
 from torchtailor.fetch.settings import IndexSettings, read_settings
 from torchtailor.fetch.target import Target
-from torchtailor.urls import redact, without_login
 
 Make = Callable[..., IndexSettings]
 TARGET = Target("3.13", "x86_64")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.fetch.packages import Package, html_index, json_page
 from tests.unit.fetch.serving import Fault, Site, serve
-from torchtailor.errors import NetworkError, UsageError
+from torchtailor.core.errors import NetworkError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.fetch.packages import Package
 from tests.unit.fetch.serving import Fault, Site
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.core.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.locations import IndexLocation, LocationKind

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.fetch.packages import Package, json_page
-from torchtailor.errors import NetworkError
+from torchtailor.core.errors import NetworkError
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.pages import JSON_TYPE, list_folder, parse_page, read_anchors
 

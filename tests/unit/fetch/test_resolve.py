@@ -11,7 +11,7 @@ from packaging.tags import parse_tag
 
 from tests.unit.fetch.packages import Package, html_index, json_page
 from tests.unit.fetch.serving import Fault, Site, serve
-from torchtailor.errors import NetworkError, NoMatchError, UsageError
+from torchtailor.core.errors import NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind

@@ -10,11 +10,11 @@ from pathlib import Path
 import pip
 import pytest
 
-from torchtailor.errors import UsageError
+from torchtailor.core.errors import UsageError
+from torchtailor.core.urls import redact
 from torchtailor.fetch import pipconfig
 from torchtailor.fetch.locations import LocationKind
 from torchtailor.fetch.settings import IndexSettings, read_settings
-from torchtailor.urls import redact
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ from tests.catalogs import load_pinned
 from tests.unit.fetch.packages import Package, html_index
 from tests.unit.fetch.serving import Fault, Site
 from torchtailor.catalog import WHEEL
-from torchtailor.errors import NetworkError, NoMatchError
+from torchtailor.catalog.variants import Matrix, Variant
+from torchtailor.core.errors import NetworkError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import choose_torch, closure_requirements, label_of
-from torchtailor.variants import Matrix, Variant
 
 CP313 = "cp313-cp313-manylinux_2_28_x86_64"
 RUNTIME = "nvidia-cuda-runtime-cu12==12.8.90; platform_system == 'Linux' and platform_machine == 'x86_64'"

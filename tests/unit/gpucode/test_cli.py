@@ -13,10 +13,10 @@ from tests.unit.gpucode.builders import FIXTURES, Entry, cubin
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import install
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.advise.host.targets import read_targets
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.host.targets import read_targets
+from torchtailor.core.errors import ExitCode
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

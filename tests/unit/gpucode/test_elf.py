@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Place, elf
-from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
-from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, SegmentType
-from torchtailor.errors import BadInputError
+from torchtailor.code.binary.elf import ElfFile, NotElfError, UnsupportedElfError
+from torchtailor.code.binary.elf_headers import DynamicTag, ElfMachine, SegmentType
+from torchtailor.core.errors import BadInputError
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 SIZE = (FIXTURES / "size.so").read_bytes()

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, LZ4, ZSTD, Entry, container
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import (
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.fatbin import (
     Compression,
     Container,
     ImageKind,
@@ -22,6 +21,7 @@ from torchtailor.gpucode.fatbin import (
     read_container,
     read_wrapper,
 )
+from torchtailor.core.errors import BadInputError
 
 entries = st.builds(
     Entry,

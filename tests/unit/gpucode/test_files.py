@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, cubin, elf
-from torchtailor.binary.source import BufferSource
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.gpucode.files import CodeFileKind, is_code_file, read_code_file
-from torchtailor.gpucode.ptx import ptx_target
-from torchtailor.gpucode.scan import scan_source
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.files import CodeFileKind, is_code_file, read_code_file
+from torchtailor.code.gpucode.ptx import ptx_target
+from torchtailor.code.gpucode.scan import scan_source
+from torchtailor.core.errors import ExitCode
 
 BITCODE = b"BC\xc0\xde" + bytes(60)
 PTX = b"""//

@@ -10,11 +10,11 @@ import pytest
 
 from tests.unit.gpucode.builders import FIXTURES
 from tests.waiting import not_hanging
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import decompress
-from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.scan import scan_source
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.fatbin import decompress
+from torchtailor.code.gpucode.report import summarise
+from torchtailor.code.gpucode.scan import scan_source
+from torchtailor.core.errors import BadInputError
 
 CASES = 50_000
 

@@ -11,16 +11,16 @@ import pytest
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, container, elf
 from tests.unit.surgery.checks import policy
 from tests.unit.surgery.libraries import Linker, Recipe
-from torchtailor.artifact.artifact import ArtifactKind, open_artifact
-from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import Capability, Fit, load_catalog
-from torchtailor.errors import BadInputError, NoMatchError
-from torchtailor.gpucode.fatbin import Image
-from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
-from torchtailor.gpucode.report import LibraryReport, merge_groups, summarise
-from torchtailor.gpucode.scan import scan_source
-from torchtailor.inspection.inspect import inspect
-from torchtailor.progress import Progress
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.fitness import gpu_fit, kept_bytes
+from torchtailor.code.gpucode.report import LibraryReport, merge_groups, summarise
+from torchtailor.code.gpucode.scan import scan_source
+from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.core.progress import Progress
+from torchtailor.trees.artifact.artifact import ArtifactKind, open_artifact
+from torchtailor.verification.inspection.inspect import inspect
 
 RULES = load_catalog().rules
 ORIN = "JetPack 7.2 (L4T R39.2) or newer, whose driver stack is SBSA"
@@ -130,7 +130,7 @@ def test_a_wheel_a_folder_and_processes_give_the_same_answers(tmp_path: Path) ->
 def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = link_all(tmp_path)
     alone = inspect([folder])
-    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.core.processes._WORTH_PROCESSES", 0)
     progress = Recorder()
     assert inspect([folder], processes=2, progress=progress).artifacts == alone.artifacts
     sizes = [library.size for library in alone.libraries]

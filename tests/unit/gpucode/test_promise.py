@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, elf
 from tests.unit.surgery.checks import options, policy
 from tests.unit.surgery.libraries import Recipe, library
-from torchtailor.gpucode.fitness import kept_bytes
-from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.scan import scan_file
+from torchtailor.code.gpucode.fitness import kept_bytes
+from torchtailor.code.gpucode.report import summarise
+from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 

@@ -12,9 +12,9 @@ from tests.unit.surgery.checks import RULES
 from tests.unit.surgery.test_policy import concatenated, images
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Suffix
-from torchtailor.gpucode.fatbin import Image
-from torchtailor.gpucode.runnable import DriverReading, driver_readings, lost_code, used_images
-from torchtailor.gpucode.scan import Reference
+from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.runnable import DriverReading, driver_readings, lost_code, used_images
+from torchtailor.code.gpucode.scan import Reference
 
 DEVICES = tuple(load_catalog().gpus)
 CODES = st.builds(

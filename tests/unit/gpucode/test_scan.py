@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import decompress
-from torchtailor.gpucode.scan import LibraryCode, Reference, scan_file, scan_source
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.fatbin import decompress
+from torchtailor.code.gpucode.scan import LibraryCode, Reference, scan_file, scan_source
+from torchtailor.core.errors import BadInputError
 
 ONE = container(Entry(b"code" * 30), Entry(b"ptx" * 30, kind=1))
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
-from torchtailor.binary.inflate import InflateSource
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.scan import LibraryCode, scan_file, scan_source
-from torchtailor.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.code.binary.inflate import InflateSource
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.scan import LibraryCode, scan_file, scan_source
+from torchtailor.core.errors import BadInputError
+from torchtailor.trees.wheels.archive import Member, WheelArchive, open_member
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
-from torchtailor import cgroups
-from torchtailor.cgroups import cpu_limit, memory_limit
-from torchtailor.host.cpu import arm_cores, common_flags, detect_cpu, parse_cpuinfo
-from torchtailor.host.probe import Basics, Recording, ReplayProbe
+from torchtailor.advise.host.cpu import arm_cores, common_flags, detect_cpu, parse_cpuinfo
+from torchtailor.advise.host.probe import Basics, Recording, ReplayProbe
+from torchtailor.core import cgroups
+from torchtailor.core.cgroups import cpu_limit, memory_limit
 
 DUMPS = sorted((Path(archspec.__file__).parent / "json/tests/targets").glob("linux-*"))
 FAMILIES = {"vendor_id": "x86_64", "CPU implementer": "aarch64"}

@@ -10,11 +10,11 @@ import pytest
 
 from tests import machines
 from tests.waiting import processes_naming, wait_until
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.model import InstalledTorch
+from torchtailor.advise.host.probe import Basics, CommandOutcome, CommandResult, LiveProbe
+from torchtailor.advise.host.torches import parse_version
 from torchtailor.cli.detect import _rows
-from torchtailor.host.detect import detect
-from torchtailor.host.model import InstalledTorch
-from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, LiveProbe
-from torchtailor.host.torches import parse_version
 
 
 class BrokenProbe:

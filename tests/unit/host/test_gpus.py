@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
-from torchtailor.host.detect import detect
-from torchtailor.host.gpus import detect_gpus
-from torchtailor.host.model import Host
-from torchtailor.host.probe import CommandOutcome, CommandResult, ReplayProbe
-from torchtailor.host.system import detect_system
-from torchtailor.host.tegra import parse_l4t, tegra_table
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.gpus import detect_gpus
+from torchtailor.advise.host.model import Host
+from torchtailor.advise.host.probe import CommandOutcome, CommandResult, ReplayProbe
+from torchtailor.advise.host.system import detect_system
+from torchtailor.advise.host.tegra import parse_l4t, tegra_table
 
 SMI = "/usr/bin/nvidia-smi"
 QUERY = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.host.pythons import find_python, find_uv
+from torchtailor.core.pythons import find_python, find_uv
 
 
 def executable(path: Path, says: str) -> Path:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
-from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
-from torchtailor.host import store
-from torchtailor.host.detect import detect
-from torchtailor.host.probe import RecordingProbe, ReplayProbe
+from torchtailor.advise.host import store
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.probe import RecordingProbe, ReplayProbe
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError
 
 
 @pytest.mark.parametrize("name", machines.NAMES)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests import machines
-from torchtailor.host.detect import detect
-from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, Recording, ReplayProbe
-from torchtailor.host.system import parse_os_release
-from torchtailor.host.torches import BuiltTorch, parse_version
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.probe import Basics, CommandOutcome, CommandResult, Recording, ReplayProbe
+from torchtailor.advise.host.system import parse_os_release
+from torchtailor.advise.host.torches import BuiltTorch, parse_version
 
 
 def test_os_release_is_unquoted() -> None:
@@ -112,7 +112,7 @@ def test_version_py_of_real_wheels() -> None:
 
 
 def test_an_installed_pytorch_is_found_once_with_its_gpu_code() -> None:
-    from torchtailor.host.torches import _SCRIPT
+    from torchtailor.advise.host.torches import _SCRIPT
 
     folder = "/venv/lib/python3.12/site-packages/torch"
     answer = CommandResult(outcome=CommandOutcome.DONE, output=f"3.12\n/venv\n{folder}/__init__.py\n")
@@ -137,7 +137,7 @@ def test_the_pytorch_of_a_real_machine() -> None:
 
 
 def test_a_python_without_pytorch_is_passed_over() -> None:
-    from torchtailor.host.torches import _SCRIPT
+    from torchtailor.advise.host.torches import _SCRIPT
 
     answer = CommandResult(outcome=CommandOutcome.DONE, output="3.12\n/usr\n\n")
     host = machines.host(

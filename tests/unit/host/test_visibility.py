@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import machines
-from torchtailor.host.model import Host
+from torchtailor.advise.host.model import Host
 
 
 def box(value: str | None, **more: str) -> Host:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.errors import BadInputError
+from torchtailor.core.errors import BadInputError
 from torchtailor.verification.compare import CaseVerdict, compare
 from torchtailor.verification.imports import cpu_checks
 from torchtailor.verification.ongpu import comparison_checks, gpu_checks

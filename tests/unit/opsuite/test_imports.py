@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
-from torchtailor.artifact.roots import SystemRoot
-from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
-from torchtailor.failures.process import how_it_ended, missing_dependency
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError
+from torchtailor.trees.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
+from torchtailor.trees.artifact.roots import SystemRoot
 from torchtailor.verification import imports
+from torchtailor.verification.failures.process import how_it_ended, missing_dependency
 from torchtailor.verification.imports import verify_imports
 from torchtailor.verification.measures import Figure, drop_caches, ratios
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport

@@ -12,14 +12,14 @@ import pytest
 from tests import machines
 from tests.unit.gpucode.builders import Place, elf
 from tests.unit.surgery.test_policy import images
-from torchtailor.artifact.artifact import open_artifact
-from torchtailor.artifact.launch import Launch
 from torchtailor.catalog import Capability, CodeTarget
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
-from torchtailor.gpucode.scan import Reference
-from torchtailor.inspection.torch_code import TorchCode, suitable_gpus
+from torchtailor.code.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
+from torchtailor.code.gpucode.scan import Reference
+from torchtailor.core.errors import CheckFailedError
+from torchtailor.trees.artifact.artifact import open_artifact
+from torchtailor.trees.artifact.launch import Launch
 from torchtailor.verification import levels, ongpu
+from torchtailor.verification.inspection.torch_code import TorchCode, suitable_gpus
 from torchtailor.verification.measures import Figure, Measures
 from torchtailor.verification.ongpu import measure_checks, presence_checks, verify_on_gpu
 from torchtailor.verification.result import Check, CheckOutcome, Level

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.catalog import Capability
-from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem
 from torchtailor.verification import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.output import as_document, as_junit, read_report, write_json, write_junit
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
-from torchtailor.errors import BadInputError
+from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.store import open_store
 from torchtailor.publish import lifecycle
 from torchtailor.publish.front import LEVELS
 from torchtailor.publish.publish import publish
-from torchtailor.store import open_store
 from torchtailor.verification.output import write_json
 from torchtailor.verification.result import Check, Level, VerifyReport
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from tests.unit.publish.test_publish import check, memory_store
-from torchtailor.backends.wheel.options import WheelOptions
-from torchtailor.disk import DamagedFileError
-from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.core.disk import DamagedFileError
+from torchtailor.core.errors import BadInputError, CheckFailedError
+from torchtailor.core.store import FolderStore
 from torchtailor.fetch.cache import Cache
-from torchtailor.index.pages import IndexedFile, index_pages, read_project_json, root_pages
 from torchtailor.publish.publish import publish
-from torchtailor.store import FolderStore
 from torchtailor.surgery.cut import Cut
+from torchtailor.trees.index.pages import IndexedFile, index_pages, read_project_json, root_pages
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 EVIL = '"><script>x</script>'

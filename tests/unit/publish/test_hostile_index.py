@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.backends.conftest import catalog, hurry, site, workshop  # noqa: F401
+from tests.unit.building.conftest import catalog, hurry, site, workshop  # noqa: F401
 from tests.unit.publish.test_lifecycle import index, made  # noqa: F401
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 ACTIONS = {
     "promote": ["--promote", "{hostile}", "--to", "{live}"],

@@ -14,14 +14,15 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
-from tests.unit.backends.stack import fill
+from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from tests.unit.building.stack import fill
 from tests.unit.fetch.serving import Site, serve
 from tests.unit.publish.test_publish import check, files_of
-from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode, ImpossibleError, NoMatchError
+from torchtailor.core.errors import ExitCode, ImpossibleError, NoMatchError
+from torchtailor.core.store import FolderStore, open_store
 from torchtailor.publish.dry_run import DryStore
 from torchtailor.publish.lifecycle import (
     list_index,
@@ -33,7 +34,6 @@ from torchtailor.publish.lifecycle import (
     unyank,
     yank,
 )
-from torchtailor.store import FolderStore, open_store
 from torchtailor.surgery.cut import Cut
 
 SM90 = "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl"

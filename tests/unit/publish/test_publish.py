@@ -13,13 +13,17 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
-from torchtailor import store
-from torchtailor.backends.wheel.options import WheelOptions
-from torchtailor.disk import new_file
-from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.core import store
+from torchtailor.core.disk import new_file
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.core.store import FolderStore, RemoteStore, Store, open_store
 from torchtailor.fetch.cache import Cache
-from torchtailor.index.pages import (
+from torchtailor.publish.flox import FloxCall
+from torchtailor.publish.publish import publish
+from torchtailor.surgery.cut import Cut
+from torchtailor.trees.index.pages import (
     IndexedFile,
     index_pages,
     project_pages,
@@ -27,10 +31,6 @@ from torchtailor.index.pages import (
     read_root_json,
     root_pages,
 )
-from torchtailor.publish.flox import FloxCall
-from torchtailor.publish.publish import publish
-from torchtailor.store import FolderStore, RemoteStore, Store, open_store
-from torchtailor.surgery.cut import Cut
 
 
 def files_of(root: Path, target: str) -> dict[str, dict[str, object]]:
@@ -330,7 +330,7 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
     call.run()
     assert log.read_text() == "publish -o my-org pytorch-python313-cpu-avx2\n"
     (tmp_path / "log.code").write_text("3")
-    from torchtailor.errors import BuildFailedError
+    from torchtailor.core.errors import BuildFailedError
 
     with pytest.raises(BuildFailedError, match="exit code 3"):
         call.run()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import machines
+from torchtailor.advise.host import store
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.host import store
+from torchtailor.core.errors import ExitCode
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_the_python_is_that_of_the_environment(
         python.write_text(f"#!/bin/sh\necho {version} x86_64\n")
         python.chmod(0o755)
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
-    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", lambda catalog: machines.host("zen3"))
+    monkeypatch.setattr("torchtailor.advise.recommendation.hypothetical.detect", lambda catalog: machines.host("zen3"))
     assert main(["recommend", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["python"], answer["command"]) == ("3.12", "torchtailor install pytorch215-python312-cpu-avx2")

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from tests.catalogs import load_pinned
+from torchtailor.advise.recommendation import recommend
 from torchtailor.catalog import SOURCE, Catalog
-from torchtailor.errors import UsageError
-from torchtailor.recommendation import recommend
+from torchtailor.core.errors import UsageError
 
 
 @pytest.fixture(scope="module")

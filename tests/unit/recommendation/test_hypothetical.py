@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests import machines
+from torchtailor.advise.host.model import Cpu, Host
+from torchtailor.advise.recommendation import Recommendation, Request, recommend
+from torchtailor.advise.recommendation.engine import recommend_for
+from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
 from torchtailor.catalog import NIX, load_catalog
-from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError, UsageError
-from torchtailor.host.model import Cpu, Host
-from torchtailor.recommendation import Recommendation, Request, recommend
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.core.errors import ImpossibleError, NoMatchError, TorchtailorError, UsageError
 
 
 def this_cpu() -> Cpu:
@@ -288,13 +288,13 @@ def test_the_api_takes_parts_a_description_or_neither(monkeypatch: pytest.Monkey
     assert recommend(described, catalog=catalog) == recommend_for(machines.matrix(), described, Request())
     changed = recommend(described, driver="580.95.05", release="cuda-13_0", method=NIX, catalog=catalog).best
     assert changed is not None and (changed.pytorch, changed.method) == ("2.10.0", "nix")
-    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", lambda catalog: zen3)
+    monkeypatch.setattr("torchtailor.advise.recommendation.hypothetical.detect", lambda catalog: zen3)
     this = recommend(catalog=catalog)
     assert this.best is not None and this.best.short_name == "cpu-avx2" and "No GPU was given" not in str(this.notes)
 
 
 def test_nothing_is_detected_for_a_machine_of_given_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", None)
-    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect_cpu", None)
+    monkeypatch.setattr("torchtailor.advise.recommendation.hypothetical.detect", None)
+    monkeypatch.setattr("torchtailor.advise.recommendation.hypothetical.detect_cpu", None)
     best = recommend(gpus=("none",), cpu="Graviton4", catalog=machines.catalog()).best
     assert best is not None and best.short_name == "cpu-armv9"

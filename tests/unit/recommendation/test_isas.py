@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests import machines
-from torchtailor.recommendation import Workload
-from torchtailor.recommendation.request import rank_isas
+from torchtailor.advise.recommendation import Workload
+from torchtailor.advise.recommendation.request import rank_isas
 
 
 @pytest.mark.parametrize(

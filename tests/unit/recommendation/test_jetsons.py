@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests import machines
-from torchtailor.errors import ImpossibleError, UsageError
-from torchtailor.host.detect import detect
-from torchtailor.host.model import Cpu
-from torchtailor.host.probe import ReplayProbe
-from torchtailor.host.tegra import tegra_table
-from torchtailor.recommendation import Recommendation, Request
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.advise.host.detect import detect
+from torchtailor.advise.host.model import Cpu
+from torchtailor.advise.host.probe import ReplayProbe
+from torchtailor.advise.host.tegra import tegra_table
+from torchtailor.advise.recommendation import Recommendation, Request
+from torchtailor.advise.recommendation.engine import recommend_for
+from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.core.errors import ImpossibleError, UsageError
 
 
 def not_this_cpu() -> Cpu:

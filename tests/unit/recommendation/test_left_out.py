@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests import machines
+from torchtailor.advise.host.model import Cpu, Host
+from torchtailor.advise.recommendation import Recommendation, Request
+from torchtailor.advise.recommendation.engine import recommend_for
+from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
 from torchtailor.catalog import SOURCE, Capability, load_catalog
-from torchtailor.errors import UsageError
-from torchtailor.host.model import Cpu, Host
-from torchtailor.recommendation import Recommendation, Request
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
-from torchtailor.variants import Matrix
+from torchtailor.catalog.variants import Matrix
+from torchtailor.core.errors import UsageError
 
 
 def this_cpu() -> Cpu:
@@ -207,7 +207,7 @@ def test_the_wheel_is_not_said_to_run_on_what_the_cpu_lacks(cpu: str) -> None:
 
 
 def test_rubin_gets_the_same_answer_everywhere() -> None:
-    from torchtailor.variants.why import explain
+    from torchtailor.catalog.variants.why import explain
 
     best = ask("Rubin", cpu="NVIDIA Vera").best
     assert best is not None and (best.short_name, best.code) == ("sm100-armv9", "sm_100")
@@ -217,7 +217,7 @@ def test_rubin_gets_the_same_answer_everywhere() -> None:
 
 def test_why_agrees_with_recommend_for_every_gpu() -> None:
     """Where no variant of its name can be cut from a wheel, but a wheel runs, `matrix --why` names it too."""
-    from torchtailor.variants.why import explain
+    from torchtailor.catalog.variants.why import explain
 
     for gpu in machines.catalog().gpus.values():
         if not gpu.offered or gpu.tegra or gpu.capability < Capability(5, 0):

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from tests import machines
+from torchtailor.advise.recommendation import Recommendation, Request, Workload
+from torchtailor.advise.recommendation.engine import recommend_for
 from torchtailor.catalog import Capability, CodeKind, CodeTarget
-from torchtailor.recommendation import Recommendation, Request, Workload
-from torchtailor.recommendation.engine import recommend_for
 
 
 @dataclass(frozen=True)

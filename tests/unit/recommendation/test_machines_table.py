@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from tests import machines
-from torchtailor.recommendation import Request
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.advise.recommendation import Request
+from torchtailor.advise.recommendation.engine import recommend_for
+from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
 
 
 class Row(NamedTuple):

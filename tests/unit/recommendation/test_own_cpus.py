@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests import machines
-from torchtailor.errors import ImpossibleError
-from torchtailor.host.model import Cpu, Host
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.advise.host.model import Cpu, Host
+from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.core.errors import ImpossibleError
 
 
 def not_this_cpu() -> Cpu:

@@ -10,12 +10,12 @@ import pytest
 
 from tests import machines
 from tests.unit.recommendation.test_machines import TABLE
+from torchtailor.advise.host.model import Host
+from torchtailor.advise.recommendation import Recommendation, Request, recommend
+from torchtailor.advise.recommendation.engine import recommend_for
 from torchtailor.catalog import NIX, SOURCE, WHEEL, load_catalog
-from torchtailor.errors import NoMatchError
-from torchtailor.host.model import Host
-from torchtailor.recommendation import Recommendation, Request, recommend
-from torchtailor.recommendation.engine import recommend_for
-from torchtailor.variants import Matrix
+from torchtailor.catalog.variants import Matrix
+from torchtailor.core.errors import NoMatchError
 
 
 def ask(host: Host, **wishes: object) -> Recommendation:

@@ -12,7 +12,7 @@ import pytest
 from tests import machines
 from tests.catalogs import pin
 from torchtailor.cli import main
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.answers import page_answer
 from torchtailor.site.choices import form_choices
 from torchtailor.site.compiler import NotCompilable, compile_program

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests import machines
-from torchtailor.errors import NoMatchError
+from torchtailor.core.errors import NoMatchError
 from torchtailor.site.paste import Understood, understand
 
 

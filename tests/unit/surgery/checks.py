@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.unit.surgery.libraries import PHDR, Linker, Recipe, byte_at, memory
 from torchtailor.catalog import TorchArch, load_catalog
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.targets import Targets
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.targets import Targets
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryResult

@@ -17,17 +17,17 @@ from tests.oracle import read_library, runnable
 from tests.unit.gpucode.builders import Entry, cubin, frame
 from tests.unit.surgery.checks import EMPTY, bare_reached, options, policy, tailor
 from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER
-from torchtailor.binary.instructions import named_by_code
-from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import load_catalog
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.bare import cubin_header, read_bare
-from torchtailor.gpucode.fatbin import Compression
-from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.runnable import DriverReading, driver_readings, lost_code
-from torchtailor.gpucode.scan import FoundContainer, Reference, scan_elf
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import HEADER, PROGRAM_HEADER
+from torchtailor.code.binary.instructions import named_by_code
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.bare import cubin_header, read_bare
+from torchtailor.code.gpucode.fatbin import Compression
+from torchtailor.code.gpucode.report import summarise
+from torchtailor.code.gpucode.runnable import DriverReading, driver_readings, lost_code
+from torchtailor.code.gpucode.scan import FoundContainer, Reference, scan_elf
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import open_file
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.opened import OpenLibrary

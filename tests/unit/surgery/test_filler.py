@@ -14,9 +14,9 @@ import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.surgery.checks import options
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import PROGRAM_HEADER, DynamicEntry
-from torchtailor.errors import CheckFailedError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import PROGRAM_HEADER, DynamicEntry
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery import library as tailoring
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.layout import Span

@@ -25,7 +25,7 @@ from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import library
 from tests.unit.surgery.recipes import random_recipe
 from tests.waiting import not_hanging
-from torchtailor.errors import CheckFailedError, TorchtailorError
+from torchtailor.core.errors import CheckFailedError, TorchtailorError
 from torchtailor.surgery.library import tailor_library
 
 CASES = int(os.environ.get("TORCHTAILOR_FUZZ_CASES", "50000"))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.binary.elf_headers import ElfMachine, Segment
+from torchtailor.code.binary.elf_headers import ElfMachine, Segment
 from torchtailor.surgery.layout import (
     MAX_HOLES,
     AddressMap,

@@ -16,8 +16,8 @@ from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
-from torchtailor.binary.elf import ElfFile
-from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.surgery import write as shrink
 from torchtailor.surgery.layout import UnsupportedLayoutError
 from torchtailor.surgery.library import tailor_library

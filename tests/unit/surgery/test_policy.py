@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.surgery.checks import policy
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
-from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, Part
-from torchtailor.licences import maker_of
+from torchtailor.catalog.makers import maker_of
+from torchtailor.code.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, Part
 from torchtailor.tailoring.choices import cut_for
 
 KINDS = {CodeKind.CUBIN: ImageKind.CUBIN, CodeKind.PTX: ImageKind.PTX, CodeKind.LTOIR: ImageKind.LTOIR}

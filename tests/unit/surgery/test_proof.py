@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.surgery.checks import policy, tailor
 from tests.unit.surgery.libraries import PHDR, SHDR
 from tests.unit.surgery.test_tailor import rich
-from torchtailor.errors import CheckFailedError
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import open_file
 from torchtailor.surgery.layout import Span, merge, subtract
 from torchtailor.surgery.opened import OpenLibrary

@@ -9,9 +9,9 @@ import pytest
 
 from tests.unit.surgery.checks import RULES, options
 from torchtailor.catalog import Capability
-from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
-from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.scan import scan_file
+from torchtailor.code.gpucode.fitness import gpu_fit, kept_bytes
+from torchtailor.code.gpucode.report import summarise
+from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 

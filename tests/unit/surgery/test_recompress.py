@@ -14,11 +14,11 @@ import pytest
 from tests.unit.gpucode.builders import BASE_FLAGS, Entry
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError, CheckFailedError, ImpossibleError
-from torchtailor.gpucode.fatbin import Compression, decompress
-from torchtailor.gpucode.scan import scan_source
-from torchtailor.processes import run_all
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.code.gpucode.fatbin import Compression, decompress
+from torchtailor.code.gpucode.scan import scan_source
+from torchtailor.core.errors import BadInputError, CheckFailedError, ImpossibleError
+from torchtailor.core.processes import run_all
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.image_cache import ImageCache, Replacement, StockPayloads
@@ -220,7 +220,7 @@ class Turns:
 
 def test_compression_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(1)
-    monkeypatch.setattr("torchtailor.processes._shared", [turns])
+    monkeypatch.setattr("torchtailor.core.processes._shared", [turns])
     how = options(recompress=True, level=5, image_cache=tmp_path / "cache", processes=4)
     run(tmp_path, how)
     assert (turns.taken, turns.most, turns.held) == (3, 1, 0)  # two of the four are the same
@@ -245,7 +245,7 @@ def test_libraries_in_processes_share_the_cache(tmp_path: Path, monkeypatch: pyt
     """The same bytes as alone, whether the cache is empty or full."""
     run(tmp_path, options(recompress=True, level=5, image_cache=tmp_path / "alone"))
     alone = (tmp_path / "out.so").read_bytes()
-    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.core.processes._WORTH_PROCESSES", 0)
     how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     for cached in (None, 4):
         jobs = []

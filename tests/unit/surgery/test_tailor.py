@@ -16,9 +16,9 @@ from tests.unit.gpucode.builders import ARCH, Entry, cubin
 from tests.unit.surgery.checks import EMPTY, bare_reached, containers_reached, host_bytes, options, tailor
 from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
 from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.scan import CodeContainer, Reference
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.scan import CodeContainer, Reference
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.layout import Span
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.plan import ContainerPlan

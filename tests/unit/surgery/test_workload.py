@@ -15,13 +15,13 @@ import pytest
 from tests.unit.gpucode.builders import Entry, container
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.workload.compiled import compiled
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.source import open_source
-from torchtailor.binary.symbols import needed_libraries, undefined_symbols
 from torchtailor.catalog.gpus import TorchArch
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.scan import scan_elf, scan_file
-from torchtailor.gpucode.targets import Targets
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.binary.symbols import needed_libraries, undefined_symbols
+from torchtailor.code.gpucode.scan import scan_elf, scan_file
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.hooked import patchelf

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.wheels.builder import digest
+from torchtailor.advise.host.targets import read_targets
 from torchtailor.catalog import load_catalog
-from torchtailor.host.targets import read_targets
 from torchtailor.surgery.cut import Cut
 
 CATALOG = load_catalog()

@@ -11,10 +11,10 @@ import pytest
 from tests.unit.gpucode.builders import cubin
 from tests.unit.tailoring.helpers import check_records, install, options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import open_artifact
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.tailoring.folder import tailor_folder
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.tailoring.conftest import FIXTURES
 from tests.unit.tailoring.helpers import options
-from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.tailoring.delta import rebuild, write_delta
 

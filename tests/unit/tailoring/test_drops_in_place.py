@@ -11,14 +11,14 @@ import pytest
 from tests.unit.gpucode.builders import cubin
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import open_artifact
 from torchtailor.catalog import Capability, load_catalog
-from torchtailor.errors import CheckFailedError, ImpossibleError
+from torchtailor.core.errors import CheckFailedError, ImpossibleError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.run import tailor_inputs
+from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
 

@@ -19,9 +19,9 @@ from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor import disk
-from torchtailor.disk import locked
-from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
+from torchtailor.core import disk
+from torchtailor.core.disk import locked
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring import in_place, journal
 from torchtailor.tailoring.environment import tailor_environment

@@ -12,7 +12,7 @@ from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, Entry, Place, containe
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.binary.symbols import NeededSymbol, dynamic_symbols
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.symbols import NeededSymbol, dynamic_symbols
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn, gpu_stand_ins
 
 CUDA = AskingLibrary(

@@ -16,18 +16,18 @@ import pytest
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import open_artifact
-from torchtailor.artifact.libraries import is_placeholder
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.binary.placeholder import as_library_name, machine_of, placeholder
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.placeholder import as_library_name, machine_of, placeholder
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.core.errors import BadInputError
 from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.trees.artifact.artifact import open_artifact
+from torchtailor.trees.artifact.libraries import is_placeholder
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import Trace
 

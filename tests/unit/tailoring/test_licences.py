@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.installed import read_installed
-from torchtailor.inspection.inspect import inspect
-from torchtailor.licences import is_proprietary, needs_nvidia_option
-from torchtailor.wheels.archive import WheelArchive
-from torchtailor.wheels.distribution import read_metadata
-from torchtailor.wheels.metadata import Metadata, is_licence_file
+from torchtailor.trees.artifact.installed import read_installed
+from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
+from torchtailor.trees.wheels.archive import WheelArchive
+from torchtailor.trees.wheels.distribution import read_metadata
+from torchtailor.trees.wheels.metadata import Metadata, is_licence_file
+from torchtailor.verification.inspection.inspect import inspect
 
 PROPRIETARY = "License :: Other/Proprietary License"
 OPEN = "License :: OSI Approved :: Apache Software License"

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.backends.stack import FAT, nvidia, torch
+from tests.unit.building.stack import FAT, nvidia, torch
 from tests.unit.fetch.packages import Package
 from tests.unit.tailoring.helpers import CATALOG, check_records, install, options
-from torchtailor.artifact.artifact import open_artifact
+from torchtailor.advise.host.targets import read_targets
 from torchtailor.catalog import load_catalog
-from torchtailor.errors import UsageError
-from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.scan import scan_file
-from torchtailor.host.targets import read_targets
-from torchtailor.images.options import ImageOptions
-from torchtailor.images.run import cut_image
+from torchtailor.code.gpucode.report import summarise
+from torchtailor.code.gpucode.scan import scan_file
+from torchtailor.core.errors import UsageError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.image.options import ImageOptions
+from torchtailor.tailoring.image.run import cut_image
 from torchtailor.tailoring.run import tailor, tailor_inputs
+from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
 

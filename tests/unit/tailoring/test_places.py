@@ -9,7 +9,7 @@ import pytest
 from tests.unit.tailoring.helpers import options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode, UsageError
+from torchtailor.core.errors import ExitCode, UsageError
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.wheel import tailor_wheel
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.images.builder import read_image, stock, tar_of
+from tests.unit.oci.builder import read_image, stock, tar_of
 from tests.unit.tailoring.helpers import install, options
 from tests.unit.wheels.builder import METADATA, build_wheel, record_of
-from torchtailor.images.options import ImageOptions
-from torchtailor.images.run import cut_image
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
+from torchtailor.tailoring.image.options import ImageOptions
+from torchtailor.tailoring.image.run import cut_image
 from torchtailor.tailoring.wheel import tailor_wheel
 
 SITE = "usr/lib/python3/site-packages"

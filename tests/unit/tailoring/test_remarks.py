@@ -9,13 +9,13 @@ import pytest
 
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring import remarks
 from torchtailor.tailoring.remarks import larger_wheel
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.workload.hook import HookKind, hook_glibc, hook_library
 
 

@@ -18,12 +18,12 @@ from tests.unit.surgery.libraries import Recipe
 from tests.unit.surgery.libraries import library as build_library
 from tests.unit.tailoring.helpers import install, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
-from torchtailor.format import human_bytes
+from torchtailor.core.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
+from torchtailor.core.format import human_bytes
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.run import plan_tasks, tailor
+from torchtailor.trees.artifact.artifact import ArtifactKind
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_wheels_at_the_same_time_give_what_they_give_alone(
     wheels = [build_wheel(tmp_path, {f"{name}/x.so": fat}, name=name) for name in ("large", "small", "tiny")]
     bad = build_wheel(tmp_path, {"bad/x.so": fat}, name="bad", record="nonsense\n")
     run(capsys, "tailor", *wheels, "--gpu", "9.0", "-o", tmp_path / "alone", "--jobs", 1)
-    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 1)
+    monkeypatch.setattr("torchtailor.core.processes._WORTH_PROCESSES", 1)
     words = [*wheels[:1], bad, *wheels[1:], "--gpu", "9.0", "-o", tmp_path / "together", "--jobs", 3, "--json"]
     code, out, _ = run(capsys, "tailor", *words)
     document = json.loads(out)
@@ -234,7 +234,7 @@ def test_ctrl_c_leaves_nothing_of_wheels_that_are_cut_at_the_same_time(tmp_path:
     wheels = [build_wheel(tmp_path, {f"{name}/x.so": fat}, name=name) for name in ("a", "b")]
     script = """
 import os, sys, time
-import torchtailor.processes as processes, torchtailor.tailoring.wheel as wheel
+import torchtailor.core.processes as processes, torchtailor.tailoring.wheel as wheel
 from torchtailor.cli import main
 processes._WORTH_PROCESSES = 1
 def wait(job):

@@ -12,12 +12,10 @@ import pytest
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import open_artifact
-from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.cli.run import run_command
-from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
-from torchtailor.inspection.torch_code import read_torch
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.surgery import moved
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.library import tailor_library
@@ -26,10 +24,12 @@ from torchtailor.tailoring import run
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.trees.artifact.artifact import open_artifact
+from torchtailor.trees.wheels.metadata import Metadata, with_lines
+from torchtailor.verification.inspection.torch_code import read_torch
 from torchtailor.verification.result import CheckOutcome
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
-from torchtailor.wheels.metadata import Metadata, with_lines
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.pack import PackPlace, open_pack

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from torchtailor.advise.host.targets import read_targets
 from torchtailor.catalog import Capability, Suffix, load_catalog
-from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
-from torchtailor.gpucode.targets import Targets
-from torchtailor.host.targets import read_targets
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 
 CATALOG = load_catalog()
 
@@ -98,7 +98,7 @@ def test_what_is_no_target(words: list[str], error: type[TorchtailorError], said
 
 
 def test_native_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchtailor.host import targets
+    from torchtailor.advise.host import targets
 
     class NoGpu:
         gpus = ()

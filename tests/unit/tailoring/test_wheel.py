@@ -17,14 +17,14 @@ from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli.run import run_command
-from torchtailor.documents import plain
-from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
+from torchtailor.core.documents import plain
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.folder import tailor_file
 from torchtailor.tailoring.wheel import WheelOrder, _effort, tailor_wheel, tailor_wheel_each
-from torchtailor.wheels.archive import WheelArchive
-from torchtailor.wheels.deflate import Effort
-from torchtailor.wheels.distribution import WheelDistribution
+from torchtailor.trees.wheels.archive import WheelArchive
+from torchtailor.trees.wheels.deflate import Effort
+from torchtailor.trees.wheels.distribution import WheelDistribution
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_in_processes(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatc
     """Several libraries at once give the same wheel as one after the other."""
     wheel = build_wheel(tmp_path, {f"demo/lib{number}.so": fat for number in range(4)})
     alone = tailor_wheel(wheel, tmp_path / "one", options(processes=1))
-    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 1)
+    monkeypatch.setattr("torchtailor.core.processes._WORTH_PROCESSES", 1)
     together = tailor_wheel(wheel, tmp_path / "two", options())
     assert alone.output and together.output
     assert alone.output.read_bytes() == together.output.read_bytes()

@@ -12,14 +12,14 @@ import pytest
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import open_artifact
-from torchtailor.errors import ImpossibleError, UsageError
+from torchtailor.core.errors import ImpossibleError, UsageError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.static.packed import packs_of
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME

@@ -16,15 +16,15 @@ from tests.unit.fetch.serving import Fault, Site, serve
 from tests.unit.upkeep.conftest import ARCHITECTURES, COMMIT, World, put, torch
 from torchtailor.catalog import age, load_catalog
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.settings import IndexSettings
-from torchtailor.upkeep import write
-from torchtailor.upkeep.news import NewsKind
-from torchtailor.upkeep.update import CatalogUpdate, find_updates
-from torchtailor.upkeep.write import write_data
+from torchtailor.fetch.upkeep import write
+from torchtailor.fetch.upkeep.news import NewsKind
+from torchtailor.fetch.upkeep.update import CatalogUpdate, find_updates
+from torchtailor.fetch.upkeep.write import write_data
 
 USER_FILE = Path("torchtailor.toml")
 

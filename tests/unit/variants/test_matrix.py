@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.catalogs import load_pinned
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit, load_catalog
-from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
-from torchtailor.variants import (
+from torchtailor.catalog.variants import (
     Matrix,
     MatrixRule,
     available_methods,
@@ -22,8 +21,9 @@ from torchtailor.variants import (
     select,
     why_impossible,
 )
-from torchtailor.variants.select import unmatched
-from torchtailor.variants.why import explain
+from torchtailor.catalog.variants.select import unmatched
+from torchtailor.catalog.variants.why import explain
+from torchtailor.core.errors import ImpossibleError, NoMatchError, UsageError
 
 SIX = {"avx2", "avx512", "avx512bf16", "avx512vnni", "armv8_2", "armv9"}
 ARM = {"armv8_2", "armv9"}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.elf_headers import ElfMachine
 
 HOST = Path(__file__).parents[2] / "fixtures" / "hostcode"
 GPU = Path(__file__).parents[1] / "gpucode" / "fixtures"

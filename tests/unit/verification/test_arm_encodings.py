@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.hostcode import arm
-from torchtailor.hostcode.features import UNKNOWN
+from torchtailor.code.hostcode import arm
+from torchtailor.code.hostcode.features import UNKNOWN
 
 # assembled with: aarch64-linux-gnu-as (armv9-a+sve2+bf16+i8mm+fp16+dotprod+crc+crypto+sha3+sm4+rng+memtag+...)
 ASSEMBLED = [

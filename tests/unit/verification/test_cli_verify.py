@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.verification.conftest import HOST
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
+from torchtailor.core.errors import ExitCode
 
 
 def test_everything_passes(stock: Path, capsys: pytest.CaptureFixture[str]) -> None:

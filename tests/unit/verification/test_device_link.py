@@ -11,8 +11,8 @@ from tests.unit.gpucode.builders import Entry
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.verification.test_static import failures, line, prove, tailored
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.gpucode.policy import KeptCode, Kernels, Policy
-from torchtailor.gpucode.scan import CodeContainer
+from torchtailor.code.gpucode.policy import KeptCode, Kernels, Policy
+from torchtailor.code.gpucode.scan import CodeContainer
 from torchtailor.verification.result import CheckOutcome
 
 PTX = 1

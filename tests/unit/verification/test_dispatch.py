@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtailor.hostcode.dispatch import dispatch_table
+from torchtailor.code.hostcode.dispatch import dispatch_table
 
 X86, ARM = dispatch_table("x86_64"), dispatch_table("aarch64")
 

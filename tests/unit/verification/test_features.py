@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
-from torchtailor.hostcode import x86, x86_decode
-from torchtailor.hostcode.features import ASKS_CPU, UNKNOWN, feature_table
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.hostcode import x86, x86_decode
+from torchtailor.code.hostcode.features import ASKS_CPU, UNKNOWN, feature_table
 
 X86 = feature_table(ElfMachine.X86_64)
 ARM = feature_table(ElfMachine.AARCH64)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.libraries import LibraryFile
-from torchtailor.binary.code_hash import instructions_sha256
-from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
-from torchtailor.errors import BadInputError
-from torchtailor.hostcode.analyse import HostCode, analyse
-from torchtailor.hostcode.cache import host_code
-from torchtailor.hostcode.features import feature_table
-from torchtailor.hostcode.image import CodeImage, FunctionOrigin
-from torchtailor.hostcode.reach import Reach
+from torchtailor.code.binary.code_hash import instructions_sha256
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.hostcode.analyse import HostCode, analyse
+from torchtailor.code.hostcode.cache import host_code
+from torchtailor.code.hostcode.features import feature_table
+from torchtailor.code.hostcode.image import CodeImage, FunctionOrigin
+from torchtailor.code.hostcode.reach import Reach
+from torchtailor.core.errors import BadInputError
+from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.verification.result import Check, CheckOutcome
 from torchtailor.verification.static.host_checks import host_checks, who_has
 from torchtailor.verification.static.read import LibraryFacts
@@ -226,7 +226,7 @@ def test_same_code_with_and_without_names(arch: str) -> None:
 def test_the_second_reading_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = library("x86_64", "startup_wide")
     first = host_code(path, folder=tmp_path)
-    monkeypatch.setattr("torchtailor.hostcode.cache.analyse", lambda *_, **__: pytest.fail("read again"))
+    monkeypatch.setattr("torchtailor.code.hostcode.cache.analyse", lambda *_, **__: pytest.fail("read again"))
     assert host_code(path, folder=tmp_path) == first
 
 

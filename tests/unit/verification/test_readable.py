@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from torchtailor.hostcode.readable import readable
+from torchtailor.code.hostcode.readable import readable
 
 
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="c++filt is not installed")
@@ -24,5 +24,5 @@ def test_long_names_are_cut() -> None:
 
 
 def test_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchtailor.hostcode.readable.shutil.which", lambda _name: None)
+    monkeypatch.setattr("torchtailor.code.hostcode.readable.shutil.which", lambda _name: None)
     assert readable("_ZN2at6native5otherEv stays") == "_ZN2at6native5otherEv stays"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from torchtailor.documents import plain
-from torchtailor.report import render, write_report
-from torchtailor.report.chart import chart
-from torchtailor.report.terminal import bars
+from torchtailor.core.documents import plain
 from torchtailor.verification.output import as_document, write_junit
+from torchtailor.verification.report import render, write_report
+from torchtailor.verification.report.chart import chart
+from torchtailor.verification.report.terminal import bars
 from torchtailor.verification.result import Check, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
 

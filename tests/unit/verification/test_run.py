@@ -9,8 +9,8 @@ import pytest
 from tests.unit.verification.conftest import HOST
 from torchtailor.catalog import Capability
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode
-from torchtailor.progress import Progress
+from torchtailor.core.errors import ExitCode
+from torchtailor.core.progress import Progress
 from torchtailor.verification import Level, verify
 
 

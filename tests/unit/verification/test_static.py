@@ -15,13 +15,13 @@ from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.tailoring.helpers import install
 from tests.unit.verification.conftest import HOST
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
-from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.cli import main
-from torchtailor.disk import hash_file
-from torchtailor.errors import BadInputError, NoMatchError
-from torchtailor.hostcode.analyse import HostCode, analyse
+from torchtailor.code.hostcode.analyse import HostCode, analyse
+from torchtailor.core.disk import hash_file
+from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.verification.result import Check, CheckOutcome
 from torchtailor.verification.static.coverage import compare_code
 from torchtailor.verification.static.elf_checks import elf_checks, promised_glibc
@@ -399,7 +399,7 @@ class TestHostCode:
 
 def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The libraries that are disassembled from here on."""
-    from torchtailor.hostcode import cache
+    from torchtailor.code.hostcode import cache
 
     reads: list[Path] = []
 

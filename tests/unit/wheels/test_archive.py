@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.unit.wheels.builder import build_wheel
 from tests.unit.wheels.hostile import LIBRARIES, TABLES, Hostile, lie
-from torchtailor.errors import BadInputError, NoMatchError
-from torchtailor.wheels.archive import WheelArchive, check_name
-from torchtailor.wheels.distribution import WheelDistribution
+from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.trees.wheels.archive import WheelArchive, check_name
+from torchtailor.trees.wheels.distribution import WheelDistribution
 
 
 def open_wheel(path: Path) -> None:

@@ -10,9 +10,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from torchtailor.errors import BadInputError
-from torchtailor.wheels.metadata import with_tags
-from torchtailor.wheels.name import WheelName, labelled_version
+from torchtailor.core.errors import BadInputError
+from torchtailor.trees.wheels.metadata import with_tags
+from torchtailor.trees.wheels.name import WheelName, labelled_version
 
 TORCH = "torch-2.10.0-3-cp313-cp313-manylinux_2_28_x86_64.whl"
 

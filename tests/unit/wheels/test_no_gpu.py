@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchtailor.wheels.metadata import with_requirements
-from torchtailor.wheels.no_gpu import is_gpu_package, stated_without_gpu
+from torchtailor.trees.wheels.metadata import with_requirements
+from torchtailor.trees.wheels.no_gpu import is_gpu_package, stated_without_gpu
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.errors import BadInputError
-from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+from torchtailor.core.errors import BadInputError
+from torchtailor.trees.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 
 paths = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 hashes = st.one_of(

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.wheels.archive import WheelArchive
-from torchtailor.wheels.deflate import Effort
-from torchtailor.wheels.write import new_wheel
+from torchtailor.trees.wheels.archive import WheelArchive
+from torchtailor.trees.wheels.deflate import Effort
+from torchtailor.trees.wheels.write import new_wheel
 
 names = st.text(st.characters(whitelist_categories=("L", "N")), min_size=1, max_size=20)
 

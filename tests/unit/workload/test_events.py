@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.binary.source import open_source
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.scan import scan_file
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.scan import scan_file
+from torchtailor.core.errors import BadInputError
 from torchtailor.workload.events import make_trace, read_events
 from torchtailor.workload.pack import container_key
 from torchtailor.workload.trace import read_trace, write_trace

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.errors import EnvironmentProblem, ImpossibleError
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.core.errors import EnvironmentProblem, ImpossibleError
 from torchtailor.workload import hook
 from torchtailor.workload.hook import PREFIX, HookKind, check_program, hook_library, renamed_symbols
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import Entry, container
-from torchtailor.binary.source import BufferSource
-from torchtailor.errors import BadInputError
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.core.errors import BadInputError
 from torchtailor.workload.pack import Pack, PackWriter, container_key, new_pack, open_pack
 
 
@@ -62,7 +62,7 @@ def test_the_same_container_is_stored_once(tmp_path: Path) -> None:
 def test_the_key_is_the_hash_of_the_container(tmp_path: Path) -> None:
     import hashlib
 
-    from torchtailor.gpucode.fatbin import read_container
+    from torchtailor.code.gpucode.fatbin import read_container
 
     data = bytes(container(Entry(b"code" * 50, sm=90)))
     source = BufferSource(bytes(24) + data + b"more")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.errors import EnvironmentProblem, NoMatchError
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.core.errors import EnvironmentProblem, NoMatchError
 from torchtailor.workload import record
 from torchtailor.workload.hook import HookKind, hook_library
 from torchtailor.workload.record import check_startable, trace_of

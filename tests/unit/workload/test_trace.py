@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.tailoring.choices import cut_for
 from torchtailor.workload.choice import TracedWorkload, margins
 from torchtailor.workload.trace import (

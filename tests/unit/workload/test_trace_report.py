@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchtailor.cli import main
-from torchtailor.report.traces import render_traces, write_trace_report
+from torchtailor.verification.report.traces import render_traces, write_trace_report
 from torchtailor.workload.trace import Trace, TracedLibrary, write_trace
 
 EVIL = "</script><img src=x onerror=alert(1)>&\"'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
 
 _DISGUISED = re.compile(r"or similar|swiftshader|llvmpipe|softpipe|basic render|mesa offscreen", re.IGNORECASE)
 _ANGLE = re.compile(r"ANGLE \((.*)\)")  # vendor, renderer, version

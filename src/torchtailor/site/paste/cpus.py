@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torchtailor.advise.host.cpu import detect_cpu
+from torchtailor.advise.host.model import Cpu
+from torchtailor.advise.host.probe import Basics, Recording, ReplayProbe
 from torchtailor.catalog.load import Catalog
-from torchtailor.errors import TorchtailorError
-from torchtailor.host.cpu import detect_cpu
-from torchtailor.host.model import Cpu
-from torchtailor.host.probe import Basics, Recording, ReplayProbe
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.paste.lines import value_of
 
 _START = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import pci_gpu
-from torchtailor.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.paste.lines import value_of
 
 # A row of nvidia-smi: its number, its name, and persistence mode or, on Windows, the driver's model.

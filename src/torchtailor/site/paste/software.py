@@ -10,9 +10,9 @@ from importlib.resources import files
 
 import msgspec
 
+from torchtailor.advise.host.tegra import parse_l4t, tegra_table
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.versions import Dotted
-from torchtailor.host.tegra import parse_l4t, tegra_table
 
 _DRIVERS = (
     re.compile(r"driver[ _]version\s*:\s*(\d{3}\.\d+(?:\.\d+)?)", re.IGNORECASE),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchtailor.advise.host.model import Cpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.host.model import Cpu
 from torchtailor.site.paste.cpus import described_cpu, mentioned_cpu
 from torchtailor.site.paste.gpus import listed_gpus, mentioned_gpus, other_gpu
 from torchtailor.site.paste.lines import text_lines

@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, SYMBOL, SectionType, SegmentType
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import HEADER, PROGRAM_HEADER, SYMBOL, SectionType, SegmentType
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import CHUNK
 from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import Span, merge, subtract

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from torchtailor.binary.source import ByteSource
 from torchtailor.catalog.gpus import CodeKind
-from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
-from torchtailor.gpucode.kernels import kernel_names
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.runnable import driver_readings, lost_code
+from torchtailor.code.binary.source import ByteSource
+from torchtailor.code.gpucode.fatbin import Compression, EntryFlag, Image
+from torchtailor.code.gpucode.kernels import kernel_names
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.runnable import driver_readings, lost_code
 from torchtailor.surgery.files import CHUNK, FileSource, same_bytes
 from torchtailor.surgery.image_cache import ProvenImages
 from torchtailor.surgery.opened import OpenLibrary

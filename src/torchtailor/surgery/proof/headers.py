@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import (
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
     SYMBOL,
@@ -16,8 +16,8 @@ from torchtailor.binary.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.scan import CODE_STARTS
+from torchtailor.code.gpucode.scan import CODE_STARTS
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import same_bytes
 from torchtailor.surgery.headers import TABLE_MARK, TABLE_SECTION
 from torchtailor.surgery.layout import page_size

@@ -11,10 +11,10 @@ import struct
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import HEADER, RELA, DynamicTag, SegmentType
-from torchtailor.binary.symbols import DynamicSymbol, dynamic_symbols, dynamic_text, needed_libraries
-from torchtailor.errors import CheckFailedError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import HEADER, RELA, DynamicTag, SegmentType
+from torchtailor.code.binary.symbols import DynamicSymbol, dynamic_symbols, dynamic_text, needed_libraries
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import CHUNK
 from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import Span, merge, subtract

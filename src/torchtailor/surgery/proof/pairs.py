@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.scan import FoundContainer, LibraryCode
+from torchtailor.code.gpucode.scan import FoundContainer, LibraryCode
+from torchtailor.core.errors import CheckFailedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.instructions import got_address, movabs_immediates
-from torchtailor.binary.source import Bytes
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.scan import LibraryCode
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.instructions import got_address, movabs_immediates
+from torchtailor.code.binary.source import Bytes
+from torchtailor.code.gpucode.scan import LibraryCode
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.proof.pairs import ContainerPair
 
 _MAX_GAP = 64

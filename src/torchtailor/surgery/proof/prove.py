@@ -8,9 +8,9 @@ same address, except pointers that follow a container to its new place; and what
 
 from __future__ import annotations
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.errors import BadInputError, CheckFailedError
-from torchtailor.gpucode.policy import Policy
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.image_cache import ProvenImages
 from torchtailor.surgery.opened import OpenLibrary

@@ -10,11 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import SYMBOL, Relocation, SectionType
-from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.fatbin import WrapperVersion
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS, LibraryCode
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import SYMBOL, Relocation, SectionType
+from torchtailor.code.gpucode.fatbin import WrapperVersion
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LibraryCode
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.layout import Span, merge, subtract
 from torchtailor.surgery.proof.pairs import ContainerPair
 

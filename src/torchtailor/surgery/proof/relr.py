@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from struct import Struct, iter_unpack
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import (
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
     SYMBOL,
@@ -22,7 +22,7 @@ from torchtailor.binary.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.errors import CheckFailedError
+from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import CHUNK, same_bytes
 from torchtailor.surgery.layout import Span, merge, subtract
 

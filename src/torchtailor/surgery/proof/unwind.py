@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import iter_unpack
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Section, SegmentType
-from torchtailor.binary.instructions import code_leads_into
-from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import Section, SegmentType
+from torchtailor.code.binary.instructions import code_leads_into
+from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.layout import Span
 
 _OLD_TABLES = (".bolt.org.eh_frame", ".bolt.org.eh_frame_hdr")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.binary.source import ByteSource, open_source
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import Image, decompress
-from torchtailor.gpucode.kernels import names_in_cubin
-from torchtailor.gpucode.runnable import DriverReading, used_images
-from torchtailor.gpucode.scan import FoundContainer, scan_source
+from torchtailor.code.binary.source import ByteSource, open_source
+from torchtailor.code.gpucode.fatbin import Image, decompress
+from torchtailor.code.gpucode.kernels import names_in_cubin
+from torchtailor.code.gpucode.runnable import DriverReading, used_images
+from torchtailor.code.gpucode.scan import FoundContainer, scan_source
+from torchtailor.core.errors import BadInputError
 from torchtailor.verification.static.packed import OpenPacks
 
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact
-from torchtailor.artifact.sites import installed_path
 from torchtailor.catalog import Catalog, CodeTarget, TorchArch
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.targets import Targets
+from torchtailor.catalog.gpus import NO_GPU_LABEL
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.targets import Targets
 from torchtailor.surgery.result import LibraryStatus
+from torchtailor.trees.artifact.artifact import Artifact
+from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.verification.static.read import LibraryFacts
-from torchtailor.wheels.name import NO_GPU_LABEL
 
 _UNTOUCHED = frozenset(status.value for status in LibraryStatus if not status.changed)
 

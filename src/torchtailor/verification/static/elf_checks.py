@@ -12,16 +12,16 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
-from torchtailor.format import counted
+from torchtailor.core.format import counted
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.trees.wheels.distribution import required_packages
+from torchtailor.trees.wheels.name import WheelName
 from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.cuts import dropped_files
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.wheelhouse.entry import WheelStep
-from torchtailor.wheels.distribution import required_packages
-from torchtailor.wheels.name import WheelName
 from torchtailor.workload.hook import HOOK_NAME
 
 _LEGACY_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}

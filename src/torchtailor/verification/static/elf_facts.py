@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import DynamicTag, SegmentType
 from torchtailor.catalog import Dotted
-from torchtailor.errors import BadInputError
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import DynamicTag, SegmentType
+from torchtailor.core.errors import BadInputError
 
 _WRITE, _EXECUTE = 2, 1  # PF_W, PF_X
 _VERNEED, _VERNEED_COUNT = 0x6FFFFFFE, 0x6FFFFFFF

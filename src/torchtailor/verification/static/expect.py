@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.catalog.cpus import Isa
-from torchtailor.errors import NoMatchError
-from torchtailor.variants.matrix import Matrix
-from torchtailor.variants.variant import Variant
+from torchtailor.catalog.variants.matrix import Matrix
+from torchtailor.catalog.variants.variant import Variant
+from torchtailor.core.errors import NoMatchError
+from torchtailor.trees.artifact.artifact import Artifact
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact
+from torchtailor.trees.artifact.artifact import Artifact
 from torchtailor.verification.static.cuts import cut_records
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts

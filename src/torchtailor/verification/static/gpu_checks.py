@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact
-from torchtailor.artifact.drops import Drops, rules_of_code
 from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
-from torchtailor.format import counted, human_bytes
-from torchtailor.gpucode.files import CodeFileKind
-from torchtailor.gpucode.fitness import GpuFit, gpu_fit
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.report import LibraryReport
-from torchtailor.gpucode.targets import Targets
-from torchtailor.inspection.torch_code import MAIN_LIBRARY
+from torchtailor.code.gpucode.files import CodeFileKind
+from torchtailor.code.gpucode.fitness import GpuFit, gpu_fit
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.report import LibraryReport
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.core.format import counted, human_bytes
+from torchtailor.trees.artifact.artifact import Artifact
+from torchtailor.trees.artifact.drops import Drops, rules_of_code
+from torchtailor.verification.inspection.torch_code import MAIN_LIBRARY
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
 from torchtailor.verification.static.cuts import CutRecord, cut_for_no_gpu, cut_record, keeps_lto

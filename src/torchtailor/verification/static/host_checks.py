@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.cpus import Isa
-from torchtailor.format import counted, human_bytes
-from torchtailor.hostcode.analyse import HostCode, UseGroup
-from torchtailor.hostcode.features import FeatureTable, feature_table
-from torchtailor.hostcode.reach import Reach
-from torchtailor.hostcode.readable import readable
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.hostcode.analyse import HostCode, UseGroup
+from torchtailor.code.hostcode.features import FeatureTable, feature_table
+from torchtailor.code.hostcode.reach import Reach
+from torchtailor.code.hostcode.readable import readable
+from torchtailor.core.format import counted, human_bytes
 from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.read import LibraryFacts
 

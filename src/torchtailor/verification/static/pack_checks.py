@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from packaging.utils import canonicalize_name
 
-from torchtailor.artifact.artifact import Artifact
-from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Catalog, TorchArch
-from torchtailor.disk import hash_file
-from torchtailor.errors import EnvironmentProblem
-from torchtailor.format import counted, human_bytes
-from torchtailor.gpucode.fatbin import Image
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.targets import Targets
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.core.disk import hash_file
+from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.format import counted, human_bytes
+from torchtailor.trees.artifact.artifact import Artifact
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import cut_record
 from torchtailor.verification.static.read import LibraryFacts

@@ -12,19 +12,19 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchtailor.artifact.artifact import Artifact
-from torchtailor.artifact.installed import metadata_in, unreadable_in
-from torchtailor.errors import BadInputError
-from torchtailor.format import counted
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.format import counted
+from torchtailor.trees.artifact.artifact import Artifact
+from torchtailor.trees.artifact.installed import metadata_in, unreadable_in
+from torchtailor.trees.wheels.archive import WheelArchive
+from torchtailor.trees.wheels.distribution import WheelDistribution
+from torchtailor.trees.wheels.metadata import Metadata
+from torchtailor.trees.wheels.name import WheelName
+from torchtailor.trees.wheels.record import FileHash, UnusualRecordError
 from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.cuts import cut_records
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts
-from torchtailor.wheels.archive import WheelArchive
-from torchtailor.wheels.distribution import WheelDistribution
-from torchtailor.wheels.metadata import Metadata
-from torchtailor.wheels.name import WheelName
-from torchtailor.wheels.record import FileHash, UnusualRecordError
 
 _EXTENSION = re.compile(r"\.cpython-3(?P<minor>\d+)(?P<free>t?)-(?P<arch>x86_64|aarch64)-linux-gnu\.so$")
 _ARCHS = ("x86_64", "aarch64")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from torchtailor.artifact.artifact import Artifact, ArtifactKind
-from torchtailor.binary.source import ByteSource
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import Image
-from torchtailor.gpucode.scan import FoundContainer, LibraryCode
-from torchtailor.wheels.archive import WheelArchive, open_member
+from torchtailor.code.binary.source import ByteSource
+from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.scan import FoundContainer, LibraryCode
+from torchtailor.core.errors import BadInputError
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.trees.wheels.archive import WheelArchive, open_member
 from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, PACK_VARIABLE, Pack, open_pack
 
 

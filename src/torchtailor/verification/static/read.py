@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, ArtifactKind, Unpacked, unpacked
-from torchtailor.artifact.libraries import LibraryFile
-from torchtailor.binary.code_hash import instructions_sha256
-from torchtailor.binary.elf import ElfFile, UnsupportedElfError
-from torchtailor.binary.elf_headers import FileType
-from torchtailor.binary.source import ByteSource, open_source
-from torchtailor.cgroups import available_cores
-from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import Image
-from torchtailor.gpucode.kernels import kernel_names
-from torchtailor.gpucode.report import LibraryReport, summarise
-from torchtailor.gpucode.runnable import DriverReading
-from torchtailor.gpucode.scan import scan_elf
-from torchtailor.hostcode.analyse import HostCode
-from torchtailor.processes import run_all
-from torchtailor.progress import Progress
+from torchtailor.code.binary.code_hash import instructions_sha256
+from torchtailor.code.binary.elf import ElfFile, UnsupportedElfError
+from torchtailor.code.binary.elf_headers import FileType
+from torchtailor.code.binary.source import ByteSource, open_source
+from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.kernels import kernel_names
+from torchtailor.code.gpucode.report import LibraryReport, summarise
+from torchtailor.code.gpucode.runnable import DriverReading
+from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.code.hostcode.analyse import HostCode
+from torchtailor.core.cgroups import available_cores
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.processes import run_all
+from torchtailor.core.progress import Progress
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, Unpacked, unpacked
+from torchtailor.trees.artifact.libraries import LibraryFile
+from torchtailor.trees.wheels.record import FileHash
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf
 from torchtailor.verification.static.packed import NOTHING_PACKED, OpenPacks, PackedCode
-from torchtailor.wheels.record import FileHash
 
 _MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact
-from torchtailor.disk import hash_file
-from torchtailor.hostcode.cache import host_code, known_host_code
-from torchtailor.progress import Progress
+from torchtailor.code.hostcode.cache import host_code, known_host_code
+from torchtailor.core.disk import hash_file
+from torchtailor.core.progress import Progress
+from torchtailor.trees.artifact.artifact import Artifact
+from torchtailor.trees.wheels.record import FileHash
 from torchtailor.verification.static.cuts import cut_record
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts, LibraryRead
-from torchtailor.wheels.record import FileHash
 
 
 @dataclass(frozen=True)

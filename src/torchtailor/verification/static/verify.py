@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Catalog
-from torchtailor.gpucode.report import LibraryReport
-from torchtailor.gpucode.runnable import driver_readings
-from torchtailor.progress import Progress
+from torchtailor.code.gpucode.report import LibraryReport
+from torchtailor.code.gpucode.runnable import driver_readings
+from torchtailor.core.progress import Progress
+from torchtailor.trees.artifact.artifact import Artifact
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import cut_for_no_gpu, dropped_files, keeps_lto
 from torchtailor.verification.static.elf_checks import elf_checks

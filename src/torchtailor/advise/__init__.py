@@ -1,0 +1,1 @@
+"""Which machine this is, and which PyTorch fits it."""

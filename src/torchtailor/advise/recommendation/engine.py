@@ -1,0 +1,202 @@
+"""Makes a recommendation: judge every variant, take the best, and say what else there is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from torchtailor.advise.host.model import GpuDevice, Host
+from torchtailor.advise.host.system import NOT_LINUX
+from torchtailor.advise.recommendation.alternatives import alternatives, other_variants
+from torchtailor.advise.recommendation.candidates import (
+    Candidate,
+    best_candidate,
+    best_of_other_pythons,
+    judge_all,
+    ranked,
+)
+from torchtailor.advise.recommendation.commands import command, stock_command
+from torchtailor.advise.recommendation.compiling import compiling
+from torchtailor.advise.recommendation.explain import machine_line, pick, short_label, why
+from torchtailor.advise.recommendation.hypothetical import GivenParts, resolve_host
+from torchtailor.advise.recommendation.rejections import rejected
+from torchtailor.advise.recommendation.request import Request, Situation, Workload
+from torchtailor.advise.recommendation.result import Pick, Recommendation
+from torchtailor.advise.recommendation.upgrades import upgrades
+from torchtailor.catalog.gpus import CodeKind
+from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.releases import Build, Release
+from torchtailor.catalog.toolkits import DriverFit
+from torchtailor.catalog.variants import Matrix
+
+_log = logging.getLogger(__name__)
+
+
+def recommend(
+    host: Host | None = None,
+    *,
+    gpus: str | Sequence[str] = (),
+    cpu: str | None = None,
+    driver: str | None = None,
+    jetpack: str | None = None,
+    workload: Workload = Workload.GENERAL,
+    python: str | None = None,
+    release: str | None = None,
+    method: str | None = None,
+    into: str | None = None,
+    catalog: Catalog | None = None,
+) -> Recommendation:
+    """The variant for a machine, with reasons, other variants, upgrades, and alternatives where nothing fits.
+
+    The machine is a description (`host`) or this one, with the parts that are given changed: `gpus` by name or
+    capability (`RTX 4090`, `9.0`, `none`), `cpu` by name (`zen4`), `driver` and `jetpack` by version. GPUs or a CPU
+    given without a host describe a machine of their own, and nothing is detected. `into` is the environment that the
+    command in the answer names.
+    """
+    known = catalog or load_catalog()
+    machine = resolve_host(
+        known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
+    )
+    found = recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
+    _log.info("%s: %s", found.machine, found.best.variant if found.best else "nothing fits")
+    for reason in found.best.reasons if found.best else ():
+        _log.info("because: %s", reason)
+    for rejection in found.rejected:
+        _log.debug("not %s: %s", rejection.what, rejection.reason)
+    return found
+
+
+def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendation:
+    """The same for a machine that is known."""
+    situation = Situation.of(matrix, host, request)
+    notes = [note.text for note in host.notes if note.topic != NOT_LINUX]  # that one is the alternative
+    judgements = tuple(judge_all(situation))
+    candidates = ranked(judgements, situation.isas)
+    if not candidates and (other := _other_python(situation)) is not None:  # what runs on all runs on each
+        python = other.request.wanted_python
+        notes.append(f"Nothing runs for Python {request.wanted_python}: the recommendation is for Python {python}.")
+        situation = other
+        judgements = tuple(judge_all(situation))
+        candidates = ranked(judgements, situation.isas)
+    kinds = _kinds(situation)
+    per_kind = _best_per_kind(situation, kinds)
+    if host.gpus and not host.visible_gpus:
+        notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
+    if not candidates and per_kind:
+        notes += _one_kind_notes(situation, per_kind)
+        notes += _left_out(situation, kinds, per_kind)
+        situation = situation.on([one.device for one in per_kind[0].devices])
+        judgements = tuple(judge_all(situation))
+        candidates = ranked(judgements, situation.isas)
+    best = candidates[0] if candidates else None
+    cpu = best_candidate(situation.on(()))
+    return Recommendation(
+        machine=machine_line(host),
+        workload=request.workload.value,
+        python=situation.request.wanted_python,
+        best=pick(best, *why(situation, best)) if best else None,
+        per_gpu=tuple(_pick_of_kind(situation, best_of_kind) for best_of_kind in per_kind),
+        other_variants=other_variants(best, candidates, cpu) if best else (),
+        rejected=rejected(situation, judgements, best),
+        upgrades=tuple(upgrades(situation, best)),
+        alternatives=alternatives(situation, best, cpu),
+        notes=tuple(notes),
+        compiling=compiling(situation, best),
+        command=command(best, request.into) if best else None,
+        stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
+    )
+
+
+def _other_python(situation: Situation) -> Situation | None:
+    """The same for the Python of the newest release that runs, where the default Python has nothing for any GPU."""
+    if any(best_candidate(situation.on([device])) for device in situation.devices):
+        return None
+    best = best_of_other_pythons(situation)
+    return situation.for_python(best.variant.python) if best else None
+
+
+def _kinds(situation: Situation) -> tuple[tuple[GpuDevice, ...], ...]:
+    """The GPUs by their kind, the strongest first; none where there is but one kind."""
+    kinds: dict[object, list[GpuDevice]] = {}
+    for device in situation.devices:
+        kinds.setdefault(device.compute, []).append(device)
+    return tuple(map(tuple, sorted(kinds.values(), key=_strength, reverse=True))) if len(kinds) > 1 else ()
+
+
+def _best_per_kind(situation: Situation, kinds: Sequence[Sequence[GpuDevice]]) -> tuple[Candidate, ...]:
+    """The best for each kind of GPU, for another Python where the default one has nothing; those come last."""
+    bests = [(best_candidate(situation.on(kind)), kind) for kind in kinds]
+    others = (best_of_other_pythons(situation.on(kind)) for best, kind in bests if best is None)
+    return (*(best for best, _ in bests if best), *(other for other in others if other))
+
+
+def _strength(group: Sequence[GpuDevice]) -> tuple[object, ...]:
+    """By memory where it is known, then capability: an A100 comes before an RTX 3090."""
+    return (max(device.memory or 0 for device in group), group[0].compute, len(group))
+
+
+def _pick_of_kind(situation: Situation, candidate: Candidate) -> Pick:
+    """The best for one kind of GPU, with how to run it."""
+    labels = ", ".join(short_label(one.device) for one in candidate.devices)
+    chosen = ",".join(one.device.uuid or str(one.device.index) for one in candidate.devices)
+    python = candidate.variant.python
+    other = f" in an environment with Python {python}" if python != situation.request.wanted_python else ""
+    reason = f"For {labels} alone{other}: run with CUDA_VISIBLE_DEVICES={chosen}."
+    return pick(candidate, reason, candidate.coverage.text)
+
+
+def _one_kind_notes(situation: Situation, per_kind: Sequence[Candidate]) -> list[str]:
+    """What to know where no variant covers all GPUs and one kind was chosen."""
+    names = ", ".join(short_label(one.device) for one in per_kind[0].devices)
+    text = f"No single variant runs on all GPUs of this machine. The recommended one is for {names}"
+    if len(per_kind) > 1:
+        text += "; give the others an environment of their own, and set CUDA_VISIBLE_DEVICES in each"
+    notes = [f"{text}."]
+    if uncut := _uncut_for_all(situation):
+        release, build = uncut
+        targets = ",".join(
+            str(compute) for compute in sorted({one.compute for one in situation.devices if one.compute})
+        )
+        notes.append(
+            f"The official {build.label} wheel of PyTorch {release.version}, uncut, contains code for all of them: one "
+            f"environment for all. `torchtailor tailor --env .venv --gpu {targets}` cuts it to these alone once it is "
+            "installed there."
+        )
+    return notes
+
+
+def _left_out(
+    situation: Situation, kinds: Sequence[Sequence[GpuDevice]], per_kind: Sequence[Candidate]
+) -> Iterator[str]:
+    """The GPUs that nothing runs on, each with the reason."""
+    served = {one.device for best in per_kind for one in best.devices}
+    for kind in kinds:
+        if not served.isdisjoint(kind):
+            continue
+        labels = ", ".join(map(short_label, kind))
+        alone = situation.on(kind)
+        found = rejected(alone, tuple(judge_all(alone)), None)
+        reasons = [one.reason for one in found if one.what.startswith("PyTorch")]
+        verdicts = [situation.driver(kind[0], build) for release in situation.releases for build in release.cuda_builds]
+        dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
+        python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
+        yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
+
+
+def _uncut_for_all(situation: Situation) -> tuple[Release, Build] | None:
+    """The newest official wheel that runs unchanged on every GPU."""
+    for release in situation.releases:
+        default = release.default_index.get(situation.host.cpu.arch)
+        for build in sorted(release.cuda_builds, key=lambda item: item.label != default):
+            if all(_runs_uncut(situation, device, build) for device in situation.devices):
+                return release, build
+    return None
+
+
+def _runs_uncut(situation: Situation, device: GpuDevice, build: Build) -> bool:
+    assert device.compute is not None
+    code = situation.catalog.rules.best(device.compute, build.wheel_codes(situation.host.cpu.arch))
+    driver = situation.driver(device, build).fit
+    if code is None or not driver.runs:
+        return False
+    return code.kind is not CodeKind.PTX or driver is DriverFit.FULL

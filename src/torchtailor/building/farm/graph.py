@@ -1,0 +1,130 @@
+"""A plan as a graph of jobs: who waits for whom, what each weighs, and which variants need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
+
+import msgspec
+
+from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
+
+
+class JobWeight(msgspec.Struct, frozen=True):
+    """What a job needs: seconds on one core, and bytes of memory."""
+
+    seconds: float
+    memory: int = 200_000_000
+
+
+@dataclass(frozen=True)
+class GraphJob:
+    """A job of a graph."""
+
+    job: FarmJob
+    label: str  # as people read it
+    weight: JobWeight
+    variants: tuple[str, ...] = ()  # that cannot be built without it
+    here: bool = False  # it reads files of the machine that the command was given on, and runs there
+    machine: str = ""  # the architecture that it needs; none: any
+    warm: str = ""  # what a worker has ready after the first such job, such as a configured tree
+    warming: float = 0.0  # seconds that this takes a worker which does not have it
+
+    @property
+    def kind(self) -> str:
+        return str(self.job.__struct_config__.tag)
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        return needs_of(self.job)
+
+    @cached_property
+    def gives(self) -> tuple[str, ...]:
+        return gives_of(self.job)
+
+    @property
+    def name(self) -> str:
+        """What identifies the job in a graph: the first of its outputs, which no other job makes."""
+        return self.gives[0]
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """What a graph costs where nothing of it is done."""
+
+    jobs: int
+    core_seconds: float
+    critical_seconds: float  # of the longest chain: no number of workers is faster
+
+
+class JobGraph:
+    """Jobs and their order; every output is made by one job."""
+
+    def __init__(self, jobs: Iterable[GraphJob]) -> None:
+        self.jobs: Mapping[str, GraphJob] = {job.name: job for job in jobs}
+        self.makers: Mapping[str, str] = {key: job.name for job in self.jobs.values() for key in job.gives}
+        self.before: Mapping[str, frozenset[str]] = {
+            name: frozenset(self.makers[key] for key in job.needs) for name, job in self.jobs.items()
+        }
+        after: dict[str, list[str]] = {name: [] for name in self.jobs}
+        for name, earlier in self.before.items():
+            for other in earlier:
+                after[other].append(name)
+        self.after: Mapping[str, Sequence[str]] = after
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """An order in which the jobs can run one after another."""
+        return tuple(TopologicalSorter(self.before).static_order())
+
+    @cached_property
+    def ranks(self) -> Mapping[str, float]:
+        """Seconds from the start of a job to the end of the longest chain that waits for it."""
+        ranks: dict[str, float] = {}
+        for name in reversed(self.order):
+            later = max((ranks[other] for other in self.after[name]), default=0.0)
+            ranks[name] = self.jobs[name].weight.seconds + later
+        return ranks
+
+    @cached_property
+    def urgency(self) -> Mapping[str, int]:
+        """The place of each job in the order of urgency: the longest chain first, then the largest."""
+        ordered = sorted(self.jobs, key=lambda name: (-self.ranks[name], -self.jobs[name].weight.memory, name))
+        return {name: place for place, name in enumerate(ordered)}
+
+    @property
+    def cost(self) -> GraphCost:
+        return GraphCost(
+            len(self.jobs),
+            sum(job.weight.seconds for job in self.jobs.values()),
+            max(self.ranks.values(), default=0.0),
+        )
+
+    def to_do(self, finished: frozenset[str]) -> frozenset[str]:
+        """The jobs that have to run where these outputs exist: an input that nobody needs any more is not fetched."""
+        wanted = [name for name, later in self.after.items() if not later]
+        found: set[str] = set()
+        while wanted:
+            name = wanted.pop()
+            job = self.jobs[name]
+            if name in found or finished.issuperset(job.gives):
+                continue
+            found.add(name)
+            wanted += [self.makers[key] for key in job.needs if key not in finished]
+        return frozenset(found)
+
+    def part(self, names: frozenset[str]) -> JobGraph:
+        """The graph of these jobs alone; what they need of others is taken as there."""
+        return _Part(self, names)
+
+
+class _Part(JobGraph):
+    """Some jobs of a graph, with the needs that other jobs have fulfilled left out."""
+
+    def __init__(self, whole: JobGraph, names: frozenset[str]) -> None:
+        self.jobs = {name: job for name, job in whole.jobs.items() if name in names}
+        self.makers = {key: name for key, name in whole.makers.items() if name in names}
+        self.before = {name: whole.before[name] & names for name in self.jobs}
+        self.after = {name: [other for other in whole.after[name] if other in names] for name in self.jobs}

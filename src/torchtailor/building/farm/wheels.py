@@ -1,0 +1,103 @@
+"""The graph of a build from official wheels: fetch each wheel once, cut it for all GPUs, pack and prove variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
+from torchtailor.building.farm.jobs import ProveVariant, gives_of
+from torchtailor.building.jobs import CutForGpus, FetchWheel
+from torchtailor.building.ledger.rates import Rates
+from torchtailor.building.wheel.plan import HOST_SHARE, PlannedWheel, VariantPlan, WheelPlan
+from torchtailor.building.wheel.run import cut_of, pack_of
+from torchtailor.core.disk import hash_file
+from torchtailor.surgery.cut_document import JobCut
+
+_CUT_MEMORY = 500_000_000
+_COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
+_PROVED = 60e6  # bytes of wheels per second that are verified
+_READ_CODE = 6e6  # bytes of wheels with host code per second: every function is read for its instruction set
+_STARTED = 0.05  # seconds of any job
+
+
+def wheel_graph(
+    plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False, rows: str = ""
+) -> JobGraph:
+    """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs.
+
+    `rows` is a digest of the user's rows of the catalog, which proofs go by.
+    """
+    return JobGraph(_jobs(plan, rates or Rates(), workers, rows, prove=prove))
+
+
+def with_hashes(plan: WheelPlan) -> WheelPlan:
+    """The plan with the hash of every local wheel: a folder lists none, and a wheel may be built again by its name."""
+    known = {
+        file.url: replace(file, hashes={"sha256": hash_file(path)})
+        for file in plan.files
+        if file.best_hash is None and (path := file.local_path) is not None
+    }
+
+    def hashed(variant: VariantPlan) -> VariantPlan:
+        wheels = (replace(wheel, file=known.get(wheel.file.url, wheel.file)) for wheel in variant.wheels)
+        return replace(variant, wheels=tuple(wheels))
+
+    return replace(plan, plans=tuple(map(hashed, plan.plans)))
+
+
+def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
+    """Wheels are told apart by their content: two indexes may list the same one."""
+    users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
+    # by key and options, then by GPU, the variants that need a cut
+    cuts: dict[tuple[str, JobCut], dict[str, list[str]]] = {}
+    wheels: dict[str, PlannedWheel] = {}
+    for variant in plan.plans:
+        for wheel in variant.wheels:
+            key = wheel.file.key
+            wheels.setdefault(key, wheel)
+            users.setdefault(key, []).append(variant.name)
+            if (gpu := variant.cut_for) and (cut := cut_of(plan, variant, wheel, {})):
+                cuts.setdefault((key, cut), {}).setdefault(gpu, []).append(variant.name)
+    for key, wheel in wheels.items():
+        weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
+        here = wheel.file.local_path is not None
+        label = f"fetch {wheel.name} {wheel.file.version}"
+        yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[key]), here=here)
+    total = sum(_cut_seconds(wheels[key].size, len(gpus), rates) for (key, _), gpus in cuts.items())
+    for (key, options), gpus in cuts.items():
+        wheel = wheels[key]
+        share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
+        for some in _pieces(sorted(gpus), round(share)):
+            names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
+            weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
+            job = CutForGpus(key, wheel.file.filename, some, options)
+            yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
+    for variant in plan.plans:
+        pack = pack_of(plan, variant)
+        weight = JobWeight(_STARTED + variant.output_size / _COPIED)
+        yield GraphJob(pack, f"pack {variant.name}", weight, (variant.name,))
+        if prove:
+            (key,) = gives_of(pack)
+            weight = JobWeight(_STARTED + _prove_seconds(variant), _CUT_MEMORY)
+            proof = ProveVariant(key, variant.name, pack.description.gpu, rows)
+            yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
+
+
+def _prove_seconds(variant: VariantPlan) -> float:
+    """By the bytes to verify: host code takes ten times as long as all else."""
+    compiled = sum(wheel.size for wheel in variant.wheels if not wheel.file.filename.endswith("-none-any.whl"))
+    host = compiled * (HOST_SHARE if variant.variant.gpu else 1.0)
+    return variant.output_size / _PROVED + host / _READ_CODE
+
+
+def _cut_seconds(size: int, gpus: int, rates: Rates) -> float:
+    """Half of the work for one GPU is done once for all: reading the wheel and finding its code."""
+    return size * (1 + gpus) / (2 * rates.cut)
+
+
+def _pieces(gpus: Sequence[str], wanted: int) -> Iterator[tuple[str, ...]]:
+    """The GPUs in so many pieces of about the same length."""
+    count = max(1, min(wanted, len(gpus)))
+    for number in range(count):
+        yield tuple(gpus[number::count])

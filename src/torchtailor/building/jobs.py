@@ -1,0 +1,232 @@
+"""The work of a build as values that can be sent to another machine: fetch a wheel, cut it, pack a wheelhouse.
+
+A job has no paths; files are named by keys of content. The same work gives the same bytes wherever it is done: a build
+on this machine only batches the jobs that a farm sends to its workers, downloads in parallel, all GPUs of one wheel in
+one pass. The URL of a fetch job holds the credentials of the index, if it has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchtailor.building.cutting import Cutter, WheelCut, cut_key, parse_gpu
+from torchtailor.catalog import Capability, Catalog
+from torchtailor.code.gpucode.targets import NO_GPU
+from torchtailor.core.disk import DamagedFileError, disk_errors
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError
+from torchtailor.core.progress import Progress
+from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.download import Downloader, Fetched
+from torchtailor.fetch.pages import WheelAddress
+from torchtailor.surgery.cut_document import JobCut
+from torchtailor.trees.wheels.name import WheelName
+from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
+from torchtailor.wheelhouse.places import check_place
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
+
+
+class FetchWheel(msgspec.Struct, frozen=True, tag="fetch"):
+    """Download a wheel into the cache."""
+
+    wheel: WheelAddress
+
+    @property
+    def key(self) -> str:
+        """Of the wheel's content where the index lists its hash, else of its URL."""
+        return self.wheel.key
+
+
+class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
+    """Cut one wheel for several GPUs in one pass; each GPU has an output of its own."""
+
+    source: str  # the key of the fetched wheel
+    filename: str
+    gpus: tuple[str, ...]
+    options: JobCut
+
+    def key_for(self, gpu: str) -> str:
+        return cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
+
+
+class PackedWheel(msgspec.Struct, frozen=True):
+    """A wheel of a wheelhouse: the fetched one, or what is cut out of it."""
+
+    filename: str
+    size: int
+    source: str  # the key of the fetched wheel
+    url: str = ""
+    required_by: tuple[str, ...] = ()
+    cut: JobCut | None = None
+    why: str = ""  # why it is not cut
+
+
+class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
+    """Write the wheelhouse of a variant."""
+
+    description: WheelhouseDescription
+    wheels: tuple[PackedWheel, ...]
+
+    def cut_of(self, wheel: PackedWheel) -> CutForGpus | None:
+        """The cut that a wheel of it is taken from."""
+        if wheel.cut is None:
+            return None
+        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu or NO_GPU,), wheel.cut)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        keys = []
+        for wheel in self.wheels:
+            keys.append(wheel.source)
+            if cut := self.cut_of(wheel):
+                keys.append(cut.key_for(cut.gpus[0]))
+        return tuple(dict.fromkeys(keys))
+
+
+Job = FetchWheel | CutForGpus | PackVariant
+
+
+def encode_job(job: msgspec.Struct) -> bytes:
+    """A job as JSON; the same job gives the same bytes."""
+    return msgspec.json.encode(job, order="deterministic")
+
+
+def decode_job(data: bytes, kinds: Any = Job) -> Any:
+    """The job, one of these kinds, of a JSON document that `encode_job` made."""
+    try:
+        return msgspec.json.decode(data, type=kinds)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(
+            f"This is not a job of torchtailor: {error}.", "Use the same version on every machine."
+        ) from error
+
+
+@dataclass
+class JobContext:
+    """What jobs use of the machine they run on."""
+
+    catalog: Catalog
+    cache: Cache
+    downloader: Downloader
+    out: Path
+    progress: Progress = field(default_factory=Progress)
+    processes: int = 2  # that cut the libraries of one wheel
+    digests: dict[str, str] = field(default_factory=dict, init=False)  # of fetched wheels, by their keys
+    fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache
+    addresses: dict[str, WheelAddress] = field(default_factory=dict, init=False)  # that they came from
+    cuts: dict[str, WheelCut | None] = field(default_factory=dict, init=False)  # by key; None: no code runs there
+
+    def digest(self, source: str, filename: str) -> str:
+        """The SHA-256 of a wheel that was fetched, by its key."""
+        if source not in self.digests:
+            raise EnvironmentProblem(f"{filename} is not in the cache {self.cache.root}.", "Run its fetch job first.")
+        return self.digests[source]
+
+    def locate(self, sha256: str, filename: str) -> Path:
+        """A wheel that was fetched, by this build or an earlier one; it may be damaged."""
+        path = self.fetched.get(sha256) or self.cache.locate(sha256, filename)
+        if path is None:
+            raise EnvironmentProblem(f"{filename} is not in the cache {self.cache.root}.", "Run its fetch job first.")
+        return path
+
+    def find(self, sha256: str, filename: str) -> Path:
+        """The same of a wheel whose bytes are used: one of the cache that is damaged is fetched again."""
+        path = self.locate(sha256, filename)
+        if not path.is_relative_to(self.cache.root) or self.cache.find(sha256, filename) is not None:
+            return path
+        if sha256 in self.addresses:
+            fetch_all([FetchWheel(self.addresses[sha256])], self)
+        return self.locate(sha256, filename)
+
+    def without(self, damaged: DamagedFileError) -> CheckFailedError:
+        """Remove a damaged file from the cache, so that the next build makes or fetches it again."""
+        if not self.cache.discard(damaged.path):
+            return damaged
+        return CheckFailedError(damaged.message, "It was removed from the cache: run the same command again.")
+
+
+def fetch_all(jobs: Sequence[FetchWheel], context: JobContext) -> Mapping[str, Fetched]:
+    """Download several wheels in parallel; by URL."""
+    with disk_errors(context.cache.root, unchanged="Finished downloads are kept."):
+        fetched = context.downloader.fetch([job.wheel for job in jobs], context.progress)
+    context.digests |= {item.file.key: item.sha256 for item in fetched.values()}
+    context.fetched |= {item.sha256: item.path for item in fetched.values()}
+    context.addresses |= {item.sha256: item.file for item in fetched.values()}
+    return fetched
+
+
+def cut_all(job: CutForGpus, context: JobContext) -> tuple[WheelCut, ...]:
+    """Cut one wheel for several GPUs in one pass; GPUs that none of its code runs on are left out."""
+    sha256 = context.digest(job.source, job.filename)
+    path = context.locate(sha256, job.filename)
+    project = WheelName.parse(Path(job.filename)).project
+
+    def before_cut(gpus: Sequence[Capability | None]) -> None:
+        context.find(sha256, job.filename)
+        names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
+        context.progress.stage(f"Cutting {project} for {names}")
+
+    cutter = Cutter(context.catalog, context.cache, job.options, processes=context.processes)
+    gpus = {gpu: parse_gpu(gpu) for gpu in job.gpus}
+    with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
+        cuts = cutter.cut(path, sha256, job.filename, [*gpus.values()], context.progress, before_cut)
+    context.cuts |= {job.key_for(gpu): cuts.get(capability) for gpu, capability in gpus.items()}
+    return tuple(cuts.values())
+
+
+def _cut(job: CutForGpus, context: JobContext) -> WheelCut:
+    """What was cut for the one GPU of a job."""
+    (gpu,) = job.gpus
+    key = job.key_for(gpu)
+    if key not in context.cuts:
+        cut_all(job, context)
+    cut = context.cuts[key]
+    if cut is None:
+        raise useless(job.filename, gpu)
+    return cut
+
+
+def useless(filename: str, gpu: str) -> ImpossibleError:
+    """The error of a wheel that has no code for a GPU."""
+    return ImpossibleError(
+        f"{filename} holds GPU code, and none of it runs on {gpu}.",
+        "Choose another release, or build it with --via source.",
+    )
+
+
+def pack(job: PackVariant, context: JobContext) -> Wheelhouse:
+    """Write a wheelhouse into the context's `out`."""
+    entries = packed_entries(job, context)
+    check_place(context.out / job.description.variant)
+    with disk_errors(context.out, unchanged="An earlier wheelhouse is unchanged."):
+        try:
+            return write_wheelhouse(job.description, entries, context.out, cache=context.cache.root)
+        except DamagedFileError as error:
+            raise context.without(error) from error
+
+
+def packed_entries(job: PackVariant, context: JobContext) -> tuple[WheelhouseEntry, ...]:
+    """The wheels of a wheelhouse, found in the cache."""
+    return tuple(entry for wheel in job.wheels for entry in _entries(wheel, job.cut_of(wheel), context))
+
+
+def _entries(wheel: PackedWheel, order: CutForGpus | None, context: JobContext) -> Iterator[WheelhouseEntry]:
+    """A wheel as it is, cut, or split in two."""
+    sha256 = context.digest(wheel.source, wheel.filename)
+    path = context.locate(sha256, wheel.filename)
+    stock = StockWheel(path, wheel.filename, sha256, wheel.size, wheel.url)
+    cut = _cut(order, context) if order else None
+    if cut is None or not cut.changed:
+        path = context.find(sha256, wheel.filename)
+        yield WheelhouseEntry(
+            path, wheel.filename, sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
+        )
+        return
+    yield WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT, wheel.required_by, stock, cut.libraries)
+    if pack := cut.pack:
+        project = WheelName.parse(Path(wheel.filename)).project
+        yield WheelhouseEntry(pack.path, pack.path.name, pack.sha256, WheelStep.PACKS, (f"{project}[{pack.target}]",))

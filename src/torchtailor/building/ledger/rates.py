@@ -1,0 +1,33 @@
+"""How fast this machine downloads and cuts: measured by earlier builds in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torchtailor.building.ledger.ledger import Attempt, Result
+from torchtailor.catalog.methods import WHEEL
+
+FETCH_KEY, CUT_KEY = "fetched_per_second", "cut_per_second"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes of wheels per second; the defaults are those of a home connection and two old cores."""
+
+    fetch: float = 20e6
+    cut: float = 40e6
+
+
+def learned(attempts: Iterable[Attempt]) -> Rates:
+    """The rates of the last build that measured them."""
+    fetch, cut = Rates().fetch, Rates().cut
+    for attempt in attempts:
+        if attempt.method == WHEEL and attempt.result is Result.DONE:
+            fetch = _positive(attempt.configuration.get(FETCH_KEY)) or fetch
+            cut = _positive(attempt.configuration.get(CUT_KEY)) or cut
+    return Rates(fetch, cut)
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -1,0 +1,109 @@
+"""The Nix backend: recipes built with Flox or Nix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from msgspec import Struct
+
+from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
+from torchtailor.building.choose import VariantChoice
+from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.nix.job import NixJob, NixJobDocument, plan_nix
+from torchtailor.building.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
+from torchtailor.catalog import Catalog
+from torchtailor.catalog.variants import Variant
+from torchtailor.core.documents import Seconds, document
+from torchtailor.core.format import counted, human_bytes
+from torchtailor.core.progress import Progress
+from torchtailor.nix.write import recipe_releases
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+@dataclass(frozen=True, slots=True)
+class NixOptions:
+    """The options of a build with Nix."""
+
+    tree: Path | None = None  # the recipes; None: those of the working directory, else they are written below `out`
+    cores: int | None = None  # compilers at once; None: as many as fit into memory
+
+
+@dataclass(frozen=True)
+class NixPlan:
+    """The recipes to build, one after another."""
+
+    variants: tuple[Variant, ...]
+    jobs: tuple[NixJob, ...]
+    out: Path
+    unavailable: Unavailable = field(default_factory=dict)
+    places: tuple[Path, ...] = ()  # Nix itself replaces no more than its own links
+
+    @property
+    def cost_text(self) -> str:
+        recipes = counted(len(self.jobs), "recipe")
+        return f"{recipes}; a build of PyTorch takes hours and {human_bytes(NEEDED_BYTES)} of disk."
+
+    @property
+    def document(self) -> NixPlanDocument:
+        return document(NixPlanDocument, self, unavailable=unavailable_rows(self.unavailable))
+
+
+class NixPlanDocument(Struct):
+    """The recipes to build, one after another."""
+
+    jobs: tuple[NixJobDocument, ...]
+    unavailable: tuple[UnavailableVariant, ...]
+
+
+@dataclass(frozen=True)
+class NixBuildResult:
+    """What a build with Nix gave; no wheels."""
+
+    outputs: tuple[NixOutput, ...]
+    seconds: float
+    wheelhouses: tuple[Wheelhouse, ...] = ()
+
+    def document(self, unavailable: Unavailable) -> NixBuildDocument:
+        return document(NixBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
+
+class NixBuildDocument(Struct):
+    """What a build with Nix gave."""
+
+    outputs: tuple[NixOutput, ...]
+    seconds: Seconds
+    unavailable: tuple[UnavailableVariant, ...]
+
+
+class NixBackend:
+    """Builds variants with Nix."""
+
+    options_type: ClassVar[type[NixOptions]] = NixOptions
+
+    def __init__(self, catalog: Catalog, options: NixOptions, *, ledger: Ledger | None = None) -> None:
+        self._catalog, self._options, self._ledger = catalog, options, ledger or Ledger()
+
+    @property
+    def glob_release(self) -> str | None:
+        """The newest release that has recipes."""
+        return recipe_releases(self._catalog)[-1]
+
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> NixPlan:
+        variants = tuple(choice.variant for choice in choices)
+        return NixPlan(variants, tuple(self._job(variant, out, write=False) for variant in variants), out)
+
+    def run(self, plan: NixPlan, progress: Progress) -> NixBuildResult:
+        began = time.monotonic()
+        outputs = []
+        for variant in plan.variants:
+            job = self._job(variant, plan.out, write=True)
+            progress.stage(f"Building {job.name} with {job.tool}, {job.cores} jobs; logs in {job.logs}")
+            outputs.append(run_nix_job(job, progress=progress, ledger=self._ledger, release=variant.release.name))
+        return NixBuildResult(tuple(outputs), round(time.monotonic() - began, 2))
+
+    def _job(self, variant: Variant, out: Path, *, write: bool) -> NixJob:
+        return plan_nix(self._catalog, variant, out, tree=self._options.tree, cores=self._options.cores, write=write)

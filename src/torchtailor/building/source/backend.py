@@ -1,0 +1,128 @@
+"""The source backend: PyTorch compiled for variants; several GPUs of one ISA come out of one library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from msgspec import Struct
+
+from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
+from torchtailor.building.choose import VariantChoice
+from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.source.options import SourceOptions, SourceRequest
+from torchtailor.building.source.plan import MatrixPlan, MatrixPlanDocument, plan_matrix
+from torchtailor.building.source.runner import (
+    PlannedSourceBuild,
+    PlannedSourceDocument,
+    SourceBuild,
+    SourceBuilder,
+    SourceBuildRow,
+)
+from torchtailor.building.source.tables import load_tables
+from torchtailor.catalog import Catalog
+from torchtailor.catalog.variants import Variant
+from torchtailor.core.documents import Seconds, document
+from torchtailor.core.format import counted, human_seconds
+from torchtailor.core.progress import Progress
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """The builds to run, one after another, and what they cost."""
+
+    matrix: MatrixPlan
+    builders: tuple[SourceBuilder, ...]
+    out: Path
+    unavailable: Unavailable = field(default_factory=dict)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return tuple(variant for builder in self.builders for variant in builder.variants)
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        made = (builder for builder in self.builders if not builder.options.targets)
+        return tuple(self.out / variant.unique_name for builder in made for variant in builder.variants)
+
+    @property
+    def cost_text(self) -> str:
+        return self.matrix.cost_text
+
+    @property
+    def here_text(self) -> str:
+        """How long that is with the cores of this machine."""
+        cores = self.builds[0].preflight.capacity.cores
+        used = min(cores, self.builders[0].options.jobs or cores)
+        return f"With {counted(used, 'core')} here: about {human_seconds(self.matrix.cost.shared * 3600 / used)}."
+
+    @cached_property
+    def builds(self) -> tuple[PlannedSourceBuild, ...]:
+        """Each build with the checks of this machine."""
+        return tuple(builder.plan() for builder in self.builders)
+
+    @property
+    def document(self) -> SourcePlanDocument:
+        builds = tuple(build.document for build in self.builds)
+        return SourcePlanDocument(self.matrix.document, builds, unavailable_rows(self.unavailable))
+
+
+class SourcePlanDocument(Struct):
+    """What is compiled, and what each build would do on this machine."""
+
+    plan: MatrixPlanDocument
+    builds: tuple[PlannedSourceDocument, ...]
+    unavailable: list[UnavailableVariant]
+
+
+@dataclass(frozen=True)
+class SourceBuildResult:
+    """What the builds from source gave."""
+
+    builds: tuple[SourceBuild, ...]
+    seconds: float
+
+    @property
+    def wheelhouses(self) -> tuple[Wheelhouse, ...]:
+        return tuple(wheelhouse for build in self.builds for wheelhouse in build.wheelhouses)
+
+    def document(self, unavailable: Unavailable) -> SourceBuildDocument:
+        return document(SourceBuildDocument, self, unavailable=unavailable_rows(unavailable))
+
+
+class SourceBuildDocument(Struct):
+    """What the builds from source gave."""
+
+    builds: tuple[SourceBuildRow, ...]
+    seconds: Seconds
+    unavailable: list[UnavailableVariant]
+
+
+class SourceBackend:
+    """Builds variants from source."""
+
+    options_type: ClassVar[type[SourceOptions]] = SourceOptions
+    glob_release: str | None = None
+
+    def __init__(self, catalog: Catalog, options: SourceOptions, *, ledger: Ledger | None = None) -> None:
+        self._catalog, self._options, self._ledger = catalog, options, ledger or Ledger()
+
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> SourcePlan:
+        variants = [choice.variant for choice in choices]
+        matrix = plan_matrix(self._catalog, load_tables(), variants, all_gpus=self._options.all_gpus)
+        requests = [SourceRequest(group.variant, out, group.gpus, self._options) for group in matrix.groups]
+        builders = tuple(SourceBuilder(self._catalog, request, ledger=self._ledger) for request in requests)
+        return SourcePlan(matrix, builders, out)
+
+    def run(self, plan: SourcePlan, progress: Progress) -> SourceBuildResult:
+        began = time.monotonic()
+        builds = []
+        for builder in plan.builders:
+            builds.append(builder.build(progress))
+            progress.stage(f"{builds[-1].variant} is built; its log is {builds[-1].log}")
+        return SourceBuildResult(tuple(builds), round(time.monotonic() - began, 2))

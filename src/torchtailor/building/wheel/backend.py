@@ -1,0 +1,62 @@
+"""The wheel backend: official wheels, cut to one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from torchtailor.building.choose import VariantChoice
+from torchtailor.building.jobs import JobContext
+from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.ledger.rates import Rates, learned
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.building.wheel.plan import Planner, WheelPlan
+from torchtailor.building.wheel.run import WheelBuildResult, run_plan
+from torchtailor.catalog import Catalog
+from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.progress import Progress
+from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.download import Downloader
+from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.settings import read_settings
+
+_ATTEMPTS = 50  # of which the rates are learned
+
+
+class WheelBackend:
+    """Builds variants from official wheels."""
+
+    options_type: ClassVar[type[WheelOptions]] = WheelOptions
+    glob_release: str | None = None
+
+    def __init__(
+        self, catalog: Catalog, options: WheelOptions, *, ledger: Ledger | None = None, finder: Finder | None = None
+    ) -> None:
+        self._catalog, self._options = catalog, options.resolved(catalog)
+        self._ledger = ledger or Ledger()
+        self._finder = finder or make_finder(options)
+
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> WheelPlan:
+        try:
+            rates = learned(self._ledger.attempts(limit=_ATTEMPTS))
+        except EnvironmentProblem:
+            rates = Rates()
+        return Planner(self._catalog, self._finder, self._options, rates).plan(choices, out)
+
+    def run(self, plan: WheelPlan, progress: Progress) -> WheelBuildResult:
+        plan.check()
+        cache = self._finder.cache
+        downloader = Downloader(self._finder.client, cache)
+        return run_plan(plan, JobContext(self._catalog, cache, downloader, plan.out, progress), self._ledger)
+
+
+def make_finder(options: WheelOptions) -> Finder:
+    """A finder for the indexes of the options, or else of pip and uv."""
+    settings = read_settings(
+        index_url=options.index_url,
+        extra_index_urls=options.extra_index_urls,
+        find_links=options.find_links,
+        offline=options.offline,
+    )
+    return Finder(settings, Cache())

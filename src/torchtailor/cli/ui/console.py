@@ -1,0 +1,164 @@
+"""The two consoles (results on stdout, all else on stderr) and what is drawn on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
+    from rich.progress import Progress
+    from rich.table import Table
+
+
+# what a terminal acts upon and JSON does not escape by itself
+_TERMINAL = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+@cache
+def out() -> Console:
+    """Results: what a pipe or a file should receive."""
+    return _console(stderr=False)
+
+
+@cache
+def err() -> Console:
+    """Progress, warnings, explanations of what is being done."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    from torchtailor.core.format import printable
+
+    class CleanConsole(Console):
+        """Shows nothing that a terminal would obey: names and messages come from elsewhere."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                clean = segment.text if segment.control else printable(segment.text)
+                yield segment if clean == segment.text else Segment(clean, segment.style)
+
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return CleanConsole(stderr=stderr, highlight=False)
+    # Nobody's window: a script that reads a table wants one line a row.
+    return CleanConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
+
+
+_printed = 0
+
+
+def print_json(name: str, result: object, **more: object) -> None:
+    """Write one JSON document to stdout, with its schema as the first key: that of a result, or of its top-level keys;
+    `more` are fields that the result does not have."""
+    import msgspec
+
+    from torchtailor.cli.ui.documents import DOCUMENTS, document_type, schema_of
+    from torchtailor.core.documents import document, plain
+
+    global _printed  # noqa: PLW0603  (one process writes one document)
+    shape = document_type(name) if name in DOCUMENTS else type(result)  # a build method of one's own has its own
+    values = plain(document(shape, result, **more))
+    whole = {"schema": schema_of(name)} | {key: value for key, value in values.items() if key != "schema"}
+    try:
+        text = msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
+    except UnicodeEncodeError:  # file names that are not UTF-8; Python reads them back from `\\udc..`
+        text = json.dumps(whole, indent=2)
+    sys.stdout.write(_TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    _printed += 1
+
+
+_lines_are_json = False
+
+
+def json_lines(wanted: bool | None = None) -> bool:
+    """Whether stderr has one JSON object a line, and nothing else; a command sets it, for all that is said later."""
+    global _lines_are_json  # noqa: PLW0603
+    _lines_are_json = _lines_are_json if wanted is None else wanted
+    return _lines_are_json
+
+
+def print_event(event: Mapping[str, object]) -> None:
+    """Write one JSON object to stderr, in a line of its own."""
+    sys.stderr.write(json.dumps(event) + "\n")
+    sys.stderr.flush()
+
+
+def printed_documents() -> int:
+    """How many JSON documents were written so far."""
+    return _printed
+
+
+def print_text(text: str) -> None:
+    """Write plain text, such as a table in Markdown, to stdout."""
+    from torchtailor.core.format import printable
+
+    sys.stdout.write(printable(text))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str | None = None,
+    optional: Sequence[str] = (),
+) -> Table:
+    """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first."""
+    drawn = _table(columns, rows, title)
+    for name in optional:
+        if _width(drawn).maximum <= out().width:
+            break
+        kept = [index for index, column in enumerate(columns) if column != name]
+        columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+        drawn = _table(columns, rows, title)
+    return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
+
+
+def _width(drawn: Table) -> Measurement:
+    from rich.measure import Measurement
+
+    console = out()
+    return Measurement.get(console, console.options.update(max_width=10_000), drawn)
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None, *, narrow: bool = False
+) -> Table:
+    """Columns whose cells are all numeric are right-aligned and never folded; names are, where it is too narrow."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from torchtailor.core.format import printable
+
+    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        cells = [str(row[index]) for row in rows]
+        numeric = bool(cells) and all(not cell or cell[0].isdigit() for cell in cells)
+        whole = numeric or (index == 0 and not narrow)
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
+    for row in rows:
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
+    return drawn
+
+
+def progress(*, quiet: bool = False) -> Progress:
+    """A progress display on stderr; draws nothing where stderr is not a terminal."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=err(),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    )

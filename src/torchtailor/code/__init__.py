@@ -1,0 +1,1 @@
+"""What is inside binaries: ELF files, GPU code, host code."""

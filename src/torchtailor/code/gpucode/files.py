@@ -1,0 +1,114 @@
+"""Files that are GPU code themselves: cubins, fatbins, PTX, bitcode for one architecture, static libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
+from torchtailor.code.binary.elf_headers import HEADER
+from torchtailor.code.binary.source import ByteSource
+from torchtailor.code.gpucode.bare import cubin_image
+from torchtailor.code.gpucode.fatbin import CONTAINER_START
+from torchtailor.code.gpucode.ptx import ptx_target
+from torchtailor.code.gpucode.report import ImageGroup, group_images
+from torchtailor.code.gpucode.scan import containers_in
+
+HEAD_SIZE = 4096  # of PTX comments come first
+
+_ARCHIVE_START = b"!<arch>\n"
+_BITCODE_STARTS = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b")
+_NAMED_ARCH = re.compile(r"(?<![a-z0-9])sm_?(\d{2,3})([af]?)(?![a-z0-9])", re.IGNORECASE)
+
+
+class CodeFileKind(Enum):
+    """What a file of GPU code is."""
+
+    CUBIN = "cubin"
+    FATBIN = "fatbin"
+    BITCODE = "bitcode"
+    ARCHIVE = "static library"
+    PTX = "PTX"
+
+
+_SUFFIXES = {
+    ".cubin": CodeFileKind.CUBIN,
+    ".fatbin": CodeFileKind.FATBIN,
+    ".bc": CodeFileKind.BITCODE,
+    ".a": CodeFileKind.ARCHIVE,
+    ".ptx": CodeFileKind.PTX,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFile:
+    """A file of GPU code and what is in it."""
+
+    name: str
+    size: int
+    kind: CodeFileKind
+    architectures: tuple[ImageGroup, ...]
+
+    @property
+    def target(self) -> CodeTarget | None:
+        """What the whole file is for, where that is one thing."""
+        return self.architectures[0].target if len(self.architectures) == 1 else None
+
+    @property
+    def family(self) -> str:
+        """Its name without the architecture: the same file for another GPU has the same."""
+        return _NAMED_ARCH.sub("*", self.name)
+
+
+def is_code_file(name: str) -> bool:
+    """Whether a file of this name may be GPU code."""
+    return _kind(name) is not None
+
+
+def known_by_head(name: str) -> bool:
+    """Whether the first bytes of such a file tell all."""
+    return _kind(name) in (CodeFileKind.CUBIN, CodeFileKind.PTX, CodeFileKind.BITCODE)
+
+
+def read_code_file(name: str, source: ByteSource, size: int) -> CodeFile | None:
+    """Read a file of GPU code of this size; None where it is something else, or for no architecture in particular.
+
+    Of a file that is `known_by_head` the source may be the first `HEAD_SIZE` bytes.
+    """
+    kind = _kind(name)
+    groups: tuple[ImageGroup, ...] = ()
+    if kind is CodeFileKind.CUBIN:
+        image = cubin_image(bytes(source.read(0, min(HEADER.size, source.size))), size)
+        groups = group_images((image,), "file") if image else ()
+    elif kind is CodeFileKind.PTX:
+        target = ptx_target(bytes(source.read(0, min(HEAD_SIZE, source.size))))
+        groups = (_group(str(target), target, size, "text"),) if target else ()
+    elif kind is CodeFileKind.BITCODE:
+        target = _bitcode_target(name, source)
+        groups = (_group(f"bitcode_{target.capability.number}", target, size, "none"),) if target else ()
+    elif kind and _begins(source, (CONTAINER_START if kind is CodeFileKind.FATBIN else _ARCHIVE_START,)):
+        groups = group_images((image for one in containers_in(source) for image in one.entries), "file")
+    return CodeFile(name, size, kind, groups) if kind and groups else None
+
+
+def _kind(name: str) -> CodeFileKind | None:
+    return _SUFFIXES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 (a Path each is slow)
+
+
+def _begins(source: ByteSource, starts: Iterable[bytes]) -> bool:
+    return any(bytes(source.read(0, min(len(start), source.size))) == start for start in starts)
+
+
+def _bitcode_target(name: str, source: ByteSource) -> CodeTarget | None:
+    """Bitcode says nothing of the GPU itself; its name may."""
+    named = _NAMED_ARCH.findall(name.rsplit("/", 1)[-1])
+    if len(named) != 1 or not _begins(source, _BITCODE_STARTS):
+        return None
+    return CodeTarget(CodeKind.LTOIR, Capability.from_number(int(named[0][0])), Suffix(named[0][1].lower()))
+
+
+def _group(label: str, target: CodeTarget, size: int, stored_as: str) -> ImageGroup:
+    return ImageGroup(label, target, 1, size, size, {stored_as: 1}, {"file": 1})

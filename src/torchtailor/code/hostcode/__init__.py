@@ -1,0 +1,12 @@
+"""Which CPU instructions a library needs, per function, and which of its functions always run."""
+
+from torchtailor.core.errors import EnvironmentProblem
+
+try:
+    import capstone as _capstone  # noqa: F401
+    import numpy as _numpy  # noqa: F401
+except ImportError as error:
+    raise EnvironmentProblem(
+        f"Reading the host code of libraries needs the Python package {error.name}, which is not installed.",
+        "Install torchtailor with its extra: `pip install 'torchtailor[verify]'`.",
+    ) from error

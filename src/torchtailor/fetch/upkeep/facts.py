@@ -1,0 +1,87 @@
+"""What a torch wheel says about itself: METADATA and torch/version.py."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from torchtailor.catalog import Dotted
+from torchtailor.core.errors import BadInputError
+from torchtailor.fetch.metadata import Facts
+from torchtailor.fetch.resolve import needs
+from torchtailor.fetch.target import Target
+from torchtailor.fetch.upkeep.remote import ListedWheel
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PINNED = {
+    "cuda-toolkit": "toolkit",
+    "nvidia-cudnn": "cudnn",
+    "nvidia-nccl": "nccl",
+    "triton": "triton",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFacts:
+    """Facts about one torch wheel, and the file they were read from."""
+
+    wheel: str
+    cuda: Dotted | None
+    git_commit: str
+    toolkit: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+    triton: str = ""
+
+    @property
+    def label(self) -> str:
+        return "cpu" if self.cuda is None else "cu" + "".join(str(part) for part in self.cuda.parts[:2])
+
+
+def read_facts(wheel: ListedWheel, python: str, arch: str) -> TorchFacts:
+    """Read the two files by range requests."""
+    version = _constants(wheel.text("torch/version.py"))
+    cuda = version.get("cuda")
+    commit = version.get("git_version")
+    metadata = next((name for name in wheel.members if re.fullmatch(r"torch-[^/]+\.dist-info/METADATA", name)), None)
+    if metadata is None:
+        raise BadInputError(f"{wheel.name} has no METADATA.", "It is not a wheel of torch.")
+    facts = Facts(wheel.text(metadata).encode(), wheel.size)
+    return TorchFacts(
+        wheel=wheel.name,
+        cuda=Dotted(cuda) if isinstance(cuda, str) else None,
+        git_commit=commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else "",
+        **_pins(needs(facts, Target(python, arch))),
+    )
+
+
+def _constants(text: str) -> dict[str, object]:
+    """The constants that a Python file assigns; it is not run."""
+    found: dict[str, object] = {}
+    for node in ast.parse(text).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                found[target.id] = value.value
+    return found
+
+
+def _pins(requirements: Iterable[Requirement]) -> dict[str, str]:
+    """`nvidia-cudnn-cu13==9.26.0.51` -> cudnn; of `triton~=3.9.0`, what all versions that match share."""
+    pins: dict[str, str] = {}
+    for requirement in requirements:
+        name = _PINNED.get(re.sub(r"-cu\d+$", "", canonicalize_name(requirement.name)))
+        for item in requirement.specifier:
+            if name and item.operator in ("==", "==="):
+                pins[name] = item.version
+            elif name and item.operator == "~=":
+                pins[name] = item.version.rpartition(".")[0]
+    return pins

@@ -1,0 +1,169 @@
+"""The audit of a tree: every rule on every recipe, evaluated with Nix if it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from torchtailor.catalog.gpus import Gpu
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.catalog.variants.matrix import ParsedName
+from torchtailor.catalog.variants.variant import Variant
+from torchtailor.catalog.versions import Dotted
+from torchtailor.core.errors import UsageError
+from torchtailor.nix.evaluate import evaluate
+from torchtailor.nix.identify import TreeRelease, identify
+from torchtailor.nix.nix import has_nix
+from torchtailor.nix.pins import load_pins
+from torchtailor.nix.recipe import Recipe, RecipeName
+from torchtailor.nix.rules import RULES, AuditContext, Severity
+from torchtailor.nix.tree import RecipeTree, find_trees
+from torchtailor.nix.write import matrix_of
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """One problem: which rule, where, what, and how to fix it."""
+
+    rule: str
+    severity: Severity
+    file: str
+    line: int
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The audit of one tree."""
+
+    root: Path
+    release: str
+    recipes: int
+    evaluated: bool  # with Nix
+    findings: tuple[AuditFinding, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity is Severity.ERROR for finding in self.findings)
+
+    @property
+    def warnings(self) -> int:
+        return len(self.findings) - self.errors
+
+    def passed(self, *, strict: bool = False) -> bool:
+        return not (self.findings if strict else self.errors)
+
+
+class AuditedTree(Struct):
+    """The audit of one tree."""
+
+    root: Path
+    release: str
+    recipes: int
+    evaluated: Annotated[bool, Meta(description="with Nix, not only read")]
+    errors: int
+    warnings: int
+    findings: tuple[AuditFinding, ...]
+
+
+class AuditDocument(Struct):
+    """The audit of all trees at a folder."""
+
+    passed: bool
+    trees: tuple[AuditedTree, ...]
+
+
+def audit(
+    catalog: Catalog,
+    root: Path,
+    *,
+    release: str | None = None,
+    use_nix: bool | None = None,
+    ignore: Sequence[str] = (),
+) -> tuple[AuditReport, ...]:
+    """Audit every tree at a folder; `use_nix` defaults to whether Nix is installed."""
+    unknown = [rule for rule in ignore if rule not in RULES]
+    if unknown:
+        raise UsageError(f"There is no rule {unknown[0]!r}.", "`torchtailor recipes rules` lists the rules.")
+    with_nix = has_nix() if use_nix is None else use_nix
+    reports = [audit_tree(catalog, tree, release=release, with_nix=with_nix) for tree in find_trees(root)]
+    return tuple(
+        replace(report, findings=tuple(finding for finding in report.findings if finding.rule not in ignore))
+        for report in reports
+    )
+
+
+def audit_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditReport:
+    context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    return AuditReport(tree.root, context.release.name, len(context.recipes), with_nix, audit_context(context))
+
+
+def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:
+    """The findings of every rule, in the order of files and lines."""
+    findings = []
+    for rule in RULES.values():
+        found: list[tuple[Path, int, str]] = []
+        if rule.on_tree:
+            found += rule.on_tree(context)
+        if rule.on_recipe:
+            for recipe in context.recipes:
+                found += [(recipe.path, line, message) for line, message in rule.on_recipe(recipe, context)]
+        for path, line, message in found:
+            findings.append(AuditFinding(rule.id, rule.severity, context.tree.shown(path), line, message, rule.fix))
+    return tuple(sorted(set(findings), key=lambda item: (item.file, item.line, item.rule, item.message)))
+
+
+def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditContext:
+    """Read a tree's recipes, match them with the matrix and, with Nix, evaluate them."""
+    pins = load_pins(tree.flox)
+    recipes = [Recipe.read(name, path) for name, path in tree.recipes.items()]
+    found = TreeRelease(catalog.release(release)) if release else identify(catalog, pins, tree, recipes)
+    chosen = found.release
+    recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
+    context = AuditContext(catalog, matrix_of(catalog), pins, tree, found, tuple(recipes))
+    if with_nix:
+        judged = {
+            recipe.path: _system(recipe)
+            for recipe in recipes
+            if recipe.readable and recipe.is_recipe and context.knows_pins(recipe)
+        }
+        evaluations = evaluate(judged, pins, without_pin=context.pin.rev)
+        recipes = [replace(recipe, evaluation=evaluations.get(recipe.path)) for recipe in recipes]
+        context = replace(context, recipes=tuple(recipes))
+    return context
+
+
+def _named_variant(catalog: Catalog, release: Release, name: RecipeName | None) -> Variant | None:
+    """The variant that a file name stands for, even if the matrix lacks it or it is impossible."""
+    if name is None or name.parsed.isa not in catalog.isas:
+        return None
+    gpu = catalog.gpus.get(name.parsed.gpu) if name.parsed.gpu else None
+    build = _build(catalog, release, name.parsed, gpu)
+    if build is None:
+        return None
+    return Variant(release, build, gpu, catalog.isas[name.parsed.isa], name.parsed.python or DEFAULT_PYTHON)
+
+
+def _build(catalog: Catalog, release: Release, parsed: ParsedName, gpu: Gpu | None) -> Build | None:
+    """The release's build; for a CUDA version that the release lacks, an otherwise empty one."""
+    if parsed.gpu is None:
+        return release.cpu_build
+    if gpu is None or parsed.cuda is None:
+        return None
+    cuda = Dotted(parsed.cuda)
+    listed = next((build for build in release.cuda_builds if build.cuda == cuda), None)
+    if listed or cuda not in catalog.toolkits:
+        return listed
+    return Build(cuda=cuda, wheels=False, rows=())
+
+
+def _system(recipe: Recipe) -> str:
+    if recipe.variant:
+        return recipe.variant.platform
+    return "aarch64-linux" if "-arm" in recipe.name or recipe.name.endswith("-13_0") else "x86_64-linux"

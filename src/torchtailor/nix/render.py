@@ -1,0 +1,219 @@
+"""Recipes as text: templates filled in and stamped, ready to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON
+from torchtailor.catalog.variants.variant import Variant
+from torchtailor.core.templates import template_environment
+from torchtailor.nix.blueprint import BlasChoice, Blueprint, can_use_mkl, cuda_tag, driver_text, nix_string
+from torchtailor.nix.pins import UNKNOWN_HASH, Pins, SiblingRow
+from torchtailor.nix.recipe import TORCH, Recipe
+from torchtailor.nix.tree import MARKDOWN, stamp
+
+
+class RecipeOrigin(Enum):
+    """What a tree's recipes make torch from."""
+
+    SOURCE = "source"
+    WHEELS = "wheels"
+
+
+@cache
+def _environment() -> Any:
+    return template_environment("torchtailor.nix", extra="recipes", purpose="Recipes need")
+
+
+def fill(template: str, values: Mapping[str, object]) -> str:
+    """A template with its values."""
+    return str(_environment().get_template(template).render(values))
+
+
+def render(blueprint: Blueprint) -> str:
+    """The recipe of one variant."""
+    body = fill("torch.nix.j2", {**blueprint.values(), "unknown_hash": UNKNOWN_HASH})
+    cuda = f", CUDA {blueprint.cuda}" if blueprint.cuda else ""
+    title = blueprint.description.replace("\n", " ").rstrip(".")
+    return stamp(body, f"{title}{cuda}, Python {blueprint.variant.python}.")
+
+
+def sibling_name(package: str, variant: Variant) -> str:
+    """`torchvision-python313-cuda13_0-sm90-avx512`."""
+    return package + variant.name.removeprefix("pytorch")
+
+
+def render_sibling(blueprint: Blueprint, row: SiblingRow) -> str:
+    """The recipe of what is built on a variant's torch."""
+    name = sibling_name(row.name, blueprint.variant)
+    source = row.for_torch(blueprint.version) if blueprint.upgrade else None
+    pinned = str(getattr(blueprint.pin, row.name))
+    target = blueprint.target
+    description = f"{row.name} {source.version if source else pinned} with PyTorch {blueprint.version} for {target}"
+    values = blueprint.values()
+    body = fill(
+        "sibling.nix.j2",
+        {
+            **values,
+            "name": name,
+            "sibling": row,
+            "source": source,
+            "source_hash": blueprint.pins.lock.get(row.key(source), source.hash) if source else "",
+            "pinned": pinned,
+            "torch_name": blueprint.file_name,
+            "description": nix_string(description),
+            "unknown_hash": UNKNOWN_HASH,
+        },
+    )
+    cuda = f", CUDA {blueprint.cuda}" if blueprint.cuda else ""
+    return stamp(body, f"{description}{cuda}, Python {blueprint.variant.python}.")
+
+
+def spark_names(pins: Pins) -> frozenset[str]:
+    """The names of the additional recipes for DGX Spark."""
+    spark = pins.file.spark
+    tag = cuda_tag(spark.cuda)
+    gpu = f"sm{spark.gpu.replace('.', '')}"
+    nightly = f"pytorch-python{DEFAULT_PYTHON.replace('.', '')}-cuda{tag}-{gpu}-{spark.isa}-nightly"
+    return frozenset({nightly, f"{nightly}-wrapper", *(f"{component.name}-{tag}" for component in spark.component)})
+
+
+def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
+    """The additional recipes for DGX Spark: components, the nightly that uses them, and its wrapper."""
+    spark = pins.file.spark
+    release = catalog.release(spark.release)
+    build = next(build for build in release.cuda_builds if str(build.cuda) == spark.cuda)
+    variant = Variant(release, build, catalog.gpu(spark.gpu), catalog.isas[spark.isa], DEFAULT_PYTHON)
+    nightly = Blueprint(catalog, pins, variant, nightly=spark.nightly, components=spark.component)
+    shared = {
+        "pin": nightly.pin,
+        "pin_hash": pins.hash_of(nightly.pin),
+        "cuda_set": nightly.cuda_set,
+        "cuda_tag": cuda_tag(spark.cuda),
+        "capability": spark.gpu,
+    }
+    texts = {
+        f"{component.name}-{cuda_tag(spark.cuda)}": stamp(
+            fill("component.nix.j2", {**shared, "component": component}),
+            f"{component.summary}, {component.version}, for CUDA {spark.cuda}.",
+        )
+        for component in spark.component
+    }
+    texts[nightly.file_name] = render(nightly)
+    wrapper = {
+        **shared,
+        "components": spark.component,
+        "nightly_name": nightly.file_name,
+        "repository": spark.repository,
+    }
+    texts[f"{nightly.file_name}-wrapper"] = stamp(
+        fill("nightly-wrapper.nix.j2", wrapper),
+        f"{nightly.file_name} with the CUDA {spark.cuda} components from a sibling repository.",
+    )
+    return texts
+
+
+def environment_files(
+    catalog: Catalog,
+    pins: Pins,
+    variants: Sequence[Variant],
+    spark: Sequence[str] = (),
+    *,
+    selection: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    siblings: Sequence[str] = (),
+    origin: RecipeOrigin = RecipeOrigin.SOURCE,
+) -> Mapping[str, str]:
+    """The tree's other files, by their path under `.flox`: manifest, environment, attributes, table of recipes."""
+    release = variants[0].release
+    gpus = [variant for variant in variants if variant.gpu]
+    example = next((v.name for v in gpus if v.short_name == "sm90-avx512"), (gpus or list(variants))[0].name)
+    pin = pins.newest if origin is RecipeOrigin.WHEELS else pins.nixpkgs(str(release.nixpkgs))
+    platforms = sorted({variant.platform for variant in variants})
+    attributes = {
+        platform: [
+            name
+            for variant in variants
+            if variant.platform == platform
+            for name in (variant.name, *(sibling_name(package, variant) for package in own_recipes(siblings, origin)))
+        ]
+        for platform in platforms
+    }
+    if spark:
+        attributes.setdefault("aarch64-linux", []).extend(name for name in spark if not name.endswith("-wrapper"))
+    shared: dict[str, object] = {
+        "release": release,
+        "count": len(variants),
+        "example": example,
+        "cuda": next((variant.build.cuda for variant in gpus), None),
+        "pin": pin,
+        "systems": platforms,
+        "attributes": attributes,
+        "spark": spark,
+        "selection": selection,
+        "siblings": siblings,
+        "origin": origin,
+        "wheels": origin is RecipeOrigin.WHEELS,
+        "rows": [
+            {
+                "name": variant.name,
+                "gpu": f"{variant.gpu.sm.upper()} ({variant.gpu.describe()})" if variant.gpu else "none",
+                "cpu": variant.isa.label,
+                "platform": variant.platform,
+                "driver": driver_text(catalog, pin if origin is RecipeOrigin.SOURCE else None, variant),
+            }
+            for variant in variants
+        ],
+    }
+    name = f"pytorch-{release.name}".replace("_", "-").replace(".", "-")
+    return {
+        "env.json": f'{{\n  "name": "{name}",\n  "version": 1\n}}\n',
+        "default.nix": stamp(fill("default.nix.j2", shared), f"The recipes of release {release.name}."),
+        "env/manifest.toml": stamp(
+            fill("manifest.toml.j2", shared), f"The build environment of release {release.name}."
+        ),
+        "README.md": stamp(fill("readme.md.j2", shared), f"The recipes of release {release.name}.", MARKDOWN),
+    }
+
+
+def own_recipes(siblings: Sequence[str], origin: RecipeOrigin) -> Sequence[str]:
+    """Siblings that have recipes of their own: wheels of them are in the same package as torch."""
+    return siblings if origin is RecipeOrigin.SOURCE else ()
+
+
+def render_all(
+    catalog: Catalog,
+    pins: Pins,
+    variants: Sequence[Variant],
+    *,
+    blas: BlasChoice = BlasChoice.OPENBLAS,
+    spark: bool = False,
+    siblings: Sequence[str] = (),
+) -> Mapping[str, str]:
+    """Every recipe of a tree, by its path under `.flox`."""
+    texts = {}
+    for variant in variants:
+        blueprint = Blueprint(catalog, pins, variant, blas if can_use_mkl(variant) else BlasChoice.OPENBLAS)
+        texts[f"pkgs/{variant.name}.nix"] = render(blueprint)
+        for name in siblings:
+            texts[f"pkgs/{sibling_name(name, variant)}.nix"] = render_sibling(blueprint, pins.sibling(name))
+    extra = spark_recipes(catalog, pins) if spark else {}
+    return texts | {f"pkgs/{name}.nix": text for name, text in extra.items()}
+
+
+def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
+    """A recipe as the catalog would write it now; None if the catalog has no such recipe."""
+    name = recipe.recipe_name
+    if recipe.is_wheel:  # its wheels were found in an index
+        return None
+    if recipe.variant and name and not name.suffix and name.package != TORCH:
+        return render_sibling(Blueprint(catalog, pins, recipe.variant), pins.sibling(name.package))
+    if recipe.variant and name and not name.suffix:
+        uses_mkl = any(selection.text.endswith(".mkl") for selection in recipe.source.selections)
+        blas = BlasChoice.MKL if uses_mkl and can_use_mkl(recipe.variant) else BlasChoice.OPENBLAS
+        return render(Blueprint(catalog, pins, recipe.variant, blas))
+    return spark_recipes(catalog, pins)[recipe.name] if recipe.name in spark_names(pins) else None

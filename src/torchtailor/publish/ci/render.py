@@ -1,0 +1,68 @@
+"""A plan as the text of a workflow: the template of its system, filled in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from typing import Any
+
+from torchtailor.catalog import WHEEL
+from torchtailor.core.templates import template_environment
+from torchtailor.publish.ci.plan import CiPlan
+from torchtailor.publish.ci.tables import ci_tables
+
+
+def render_ci(plan: CiPlan, path: str) -> str:
+    """The text of a workflow; `path` is where the repository has it. The same plan gives the same text."""
+    template = _environment().get_template(f"{plan.system.value}.yml.j2")
+    return str(
+        template.render(plan=plan, options=plan.options, path=path, command=command_of(plan, path), **_actions())
+    )
+
+
+def command_of(plan: CiPlan, path: str) -> str:
+    """The command that writes this workflow to a path, as it would be typed."""
+    options = plan.options
+    words = ["torchtailor", "ci", plan.system.value, *options.selectors]
+    valued = {
+        "--via": options.method if options.method != WHEEL else "",
+        "--release": options.release,
+        "--python": options.python,
+        "--cuda": options.cuda,
+        "--build-options": shlex.join(options.build_options),
+        "--per": options.division.value if options.division else "",
+        "--level": options.level.value if options.level.value != "all" else "",
+        "--on": options.on,
+        "--store": options.store,
+        "--objects": options.objects,
+        "--publish": options.publish,
+        "--schedule": options.schedule,
+        "--branch": options.branch,
+        "--timeout": str(options.minutes or ""),
+        "--package": options.package,
+        "-o": path if path != plan.row.path else "",
+    }
+    words += [word for name, value in valued.items() if value for word in (name, value)]
+    words += [word for text in options.runners for word in ("--runner", text)]
+    words += [word for text in options.gpu_runners for word in ("--gpu-runner", text)]
+    flags = {"--nvidia": options.nvidia, "--publish-nvidia": options.publish_nvidia, "--no-cache": not options.cache}
+    return shlex.join([*words, *(name for name, given in flags.items() if given)])
+
+
+@cache
+def _environment() -> Any:
+    environment = template_environment(
+        "torchtailor.publish.ci", extra="ci", purpose="Workflows need", trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["yaml"] = _yaml
+    return environment
+
+
+def _yaml(value: object) -> str:
+    """A value as YAML in one line: JSON is YAML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def _actions() -> dict[str, str]:
+    return {f"use_{name}": str(action) for name, action in ci_tables().action.items()}

@@ -1,5 +1,0 @@
-"""The report of a verification and that of traces, each one self-contained HTML page; and bars for terminals."""
-
-from torchtailor.report.page import render, write_report
-
-__all__ = ["render", "write_report"]

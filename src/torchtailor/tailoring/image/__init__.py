@@ -1,0 +1,1 @@
+"""Cutting a container image: which libraries its layers hold, and new layers for them."""

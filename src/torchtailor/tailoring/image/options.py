@@ -1,0 +1,48 @@
+"""What the user chose for an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchtailor.oci.compression import LayerCompression
+from torchtailor.surgery.cut import Cut
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """What the user chose for an image."""
+
+    cut: Cut
+    squash_shadowed: bool = False
+    compression: LayerCompression | None = None  # of the layers that change; None: as it was
+    publish_nvidia: bool = False
+
+    def line(self) -> str:
+        """What history says: the options that decide the bytes."""
+        chosen = self.cut
+        words = ["torchtailor image", "--gpu", ",".join(str(arch) for arch in chosen.targets.archs)]
+        words += [
+            word
+            for word, wanted in (
+                ("--nvidia", chosen.nvidia),
+                ("--keep-ptx", chosen.targets.keep_ptx),
+                ("--no-lto", not chosen.lto),
+                ("--strip", chosen.strip is True),
+                ("--no-strip", chosen.strip is False),
+                ("--relr", chosen.relr),
+                ("--recompress", chosen.recompress),
+                (f"--drop {','.join(sorted(chosen.drop))}", bool(chosen.drop)),
+                ("--squash-shadowed", self.squash_shadowed),
+            )
+            if wanted
+        ]
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """What decides the bytes of the output."""
+        return {
+            **self.cut.document.to_json(),
+            "squash_shadowed": self.squash_shadowed,
+            "compression": self.compression.value if self.compression else None,
+        }

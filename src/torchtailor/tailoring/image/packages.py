@@ -1,0 +1,186 @@
+"""The Python packages of an image: whose a library is, and RECORDs that say what the layers hold after a cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torchtailor.code.gpucode.files import CodeFile
+from torchtailor.core.documents import plain
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.format import counted, printable
+from torchtailor.oci.filesystem import Content, LayerFile
+from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.result import LibraryResult
+from torchtailor.tailoring.image.survey import ImageSurvey, PackageText
+from torchtailor.tailoring.manifest import environment_manifest, library_json
+from torchtailor.tailoring.tree import FileState, Gone, changed_rows
+from torchtailor.trees.artifact.drops import DroppedFile
+from torchtailor.trees.artifact.libraries import is_shared_name
+from torchtailor.trees.artifact.sites import installed_path
+from torchtailor.trees.wheels.distribution import MANIFEST
+from torchtailor.trees.wheels.metadata import Metadata
+from torchtailor.trees.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+
+_NAMED = 5  # Debian packages that a note lists
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUpdate:
+    """A RECORD that changes, and the manifest that says what was done to its package."""
+
+    number: int  # of RECORD's member
+    record: bytes
+    manifest_path: str
+    manifest: bytes  # empty where nothing is known of the package but its RECORD
+
+
+@dataclass
+class Packages:
+    """All RECORDs of an image, and what they say of its files."""
+
+    survey: ImageSurvey
+    notes: list[str] = field(default_factory=list)
+    _named: dict[str, list[LayerFile]] = field(default_factory=dict)
+    _unreadable: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        files = (file for names in self.survey.names().values() for file in names)
+        for file in sorted(files, key=lambda file: (file.layer, file.number)):
+            self._named.setdefault(file.path, []).append(file)
+
+    @cached_property
+    def owners(self) -> dict[str, list[Metadata]]:
+        """The packages that list a path of a library or of a file of GPU code, in any layer."""
+        found: dict[str, list[Metadata]] = {}
+        for text in self.survey.records:
+            package = self.survey.package(text.dist_info)
+            record = self._parse(text)
+            if record is None or package is None:
+                continue
+            for path, _ in self._rows(text, record):
+                if path in self._named or path in self.survey.code:
+                    found.setdefault(path, []).append(package)
+        return found
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {file.path: file.size for file in self.survey.view.files}
+
+    def packages(self, path: str) -> Sequence[Metadata]:
+        return self.owners.get(path, ())
+
+    def code(self, path: str) -> CodeFile | None:
+        return self.survey.code.get(path)
+
+    def lists_library(self, texts: Iterable[PackageText]) -> bool:
+        """Whether one of these RECORDs may have to change, also for a library of a later layer, or cannot be read."""
+        records = [(text, self._parse(text)) for text in texts]
+        return any(
+            record is None
+            or any(
+                path in self._named or (is_shared_name(path) and self.survey.view.at(path) is None)
+                for path, _ in self._rows(text, record)
+            )
+            for text, record in records
+        )
+
+    def of(self, files: Iterable[LayerFile]) -> list[Metadata | None]:
+        """The packages that list a library under any of its names; [None] where none does."""
+        found = {package.name: package for file in files for package in self.owners.get(file.path, ())}
+        return list(found.values()) or [None]
+
+    def later_layers(self, layer: int, left_out: Collection[Content]) -> set[int]:
+        """The later layers that hold libraries which the RECORDs of a layer list."""
+        return {
+            file.content[0]
+            for text in self._of_layer(layer, left_out)
+            for path, _ in self._rows(text, self._parse(text) or Record(()))
+            if (file := self._in_effect(path, layer, left_out)) and file.content[0] > layer
+        }
+
+    def _of_layer(self, layer: int, left_out: Collection[Content]) -> Iterator[PackageText]:
+        for text in self.survey.records:
+            if text.file.layer == layer and (layer, text.file.number) not in left_out:
+                yield text
+
+    def _in_effect(self, path: str, layer: int, left_out: Collection[Content]) -> LayerFile | None:
+        """The library that a row of a RECORD in this layer is of: the one that is seen there, or, where that is left
+        out or only comes later, the first of a later layer."""
+        for file in self._named.get(path, ()):
+            replaced = file.hidden_by is not None and file.hidden_by <= layer
+            if not replaced and (file.layer, file.number) not in left_out:
+                return file
+        return None
+
+    def updated(
+        self,
+        layer: int,
+        results: Mapping[Content, LibraryResult],
+        gone: Mapping[str, DroppedFile],
+        left_out: Collection[Content],
+        options: Cut,
+    ) -> Iterator[RecordUpdate]:
+        """The RECORDs of a layer that change, and what is written beside each."""
+        for text in self._of_layer(layer, left_out):
+            record = self._parse(text)
+            rows = list(self._rows(text, record)) if record else []
+            found = {
+                path: result
+                for path, _ in rows
+                if path not in gone
+                and (file := self._in_effect(path, layer, left_out))
+                and (result := results.get(file.content))
+            }
+            now: dict[str, FileState | Gone] = {path: Gone.GONE for path, _ in rows if path in gone}
+            now |= {
+                path: FileState(one.sha256_out, one.size_after) for path, one in found.items() if one.status.changed
+            }
+            changes = changed_rows(rows, now.get)
+            if record is None or not changes:
+                continue
+            libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
+            dropped = [{**plain(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
+            said = b""
+            if package := self.survey.package(text.dist_info):
+                said = environment_manifest(options.document, package.name, package.version, libraries, dropped)
+                own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
+                changes[own] = RecordRow(own, FileHash.of(said), len(said))
+            yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)
+
+    def debian_note(self, paths: Iterable[str]) -> Iterator[str]:
+        """Says which Debian packages no longer have the files that their lists of sums are of."""
+        debian = self.survey.debian
+        found = {debian.get(path) or debian.get(path.removeprefix("usr/")) for path in paths}
+        names = sorted(filter(None, found))
+        if names:
+            shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+            yield (
+                f"dpkg --verify and debsums will name files of {counted(len(names), 'Debian package')} ({shown}): "
+                "their sums say what Debian distributes, and stay."
+            )
+
+    def _parse(self, text: PackageText) -> Record | None:
+        try:
+            return Record.parse(text.stored.read_bytes())
+        except BadInputError as error:
+            key = id(text)
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                name = printable(text.dist_info.rpartition("/")[2].removesuffix(".dist-info"))
+                why = error.message.rstrip(".")
+                unusual = "is in a form of its own" if isinstance(error, UnusualRecordError) else "is damaged"
+                self.notes.append(f"The RECORD of {name} {unusual} and stays as it is: {why}.")
+            return None
+
+    def _rows(self, text: PackageText, record: Record) -> Iterator[tuple[str, RecordRow]]:
+        """The rows with their paths from the root of the image; links on the way are followed where they must be."""
+        for row in record:
+            path = os.path.normpath(f"{text.site}/{row.path}").lstrip("/")
+            if path.startswith(".."):
+                continue
+            if path not in self._named and "../" in row.path:
+                path = self.survey.view.resolve(path)
+            yield path, row

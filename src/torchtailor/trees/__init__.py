@@ -1,0 +1,1 @@
+"""What users point at: libraries, wheels, folders, environments; their metadata and licences."""

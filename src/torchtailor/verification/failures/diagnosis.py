@@ -1,0 +1,214 @@
+"""Finds the first real error of a log and what it means.
+
+The last line of a failed build says that it failed, not why. So every line is looked at once, in order: known failures
+are noted where they are, tools' own summaries ("ninja: build stopped", "subcommand failed") never count, and of the
+failures found the one of the lowest rank that comes first is the cause.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from torchtailor.verification.failures.known import (
+    AutoFix,
+    FailureTable,
+    KnownFailure,
+    Pattern,
+    error_patterns,
+    load_failures,
+    load_table,
+    names_of,
+    summary_patterns,
+    with_toolkits,
+)
+from torchtailor.verification.failures.literals import Literals
+from torchtailor.verification.failures.log import MAX_LINE, LogLine, blocks, clean, last_percent
+
+_log = logging.getLogger(__name__)
+CONTEXT_BEFORE, CONTEXT_AFTER = 4, 6
+_TEXT_SHOWN = 500
+_REMARK = 4  # the rank of what builds that succeed print too
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFailure:
+    """A known failure found in a log or a message."""
+
+    failure: str
+    rank: int
+    line: int
+    text: str
+    cause: str
+    fix: str
+    source: str
+    auto: AutoFix | None
+    names: Mapping[str, str]  # what the message names: a symbol, a package, an architecture
+
+    @property
+    def confidence(self) -> str:
+        return {1: "certain", 2: "likely", _REMARK: "a remark"}.get(self.rank, "a symptom")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known after the last line."""
+
+    finding: FoundFailure | None
+    others: tuple[FoundFailure, ...]
+    first_error: LogLine | None
+    context: tuple[LogLine, ...]
+    percent: float | None
+    lines: int
+
+    @property
+    def known(self) -> bool:
+        return self.finding is not None
+
+    @property
+    def clean(self) -> bool:
+        """Whether the log holds no error at all."""
+        return self.finding is None and self.first_error is None
+
+
+def diagnose(stream: IO[bytes]) -> Diagnosis:
+    """Read a log of any size once and name what went wrong first."""
+    reading = _Reading(load_failures(), error_patterns())
+    for block in blocks(stream):
+        reading.take(block)
+    return reading.diagnosis()
+
+
+def find_failures(text: str, table: FailureTable) -> tuple[FoundFailure, ...]:
+    """Every line of a message that a failure of one table explains, in order."""
+    reading = _Reading(load_table(table), (), every=True)
+    for block in blocks(io.BytesIO(text.encode("utf-8", "replace"))):
+        reading.take(block)
+    return tuple(hit.found() for hit in reading.hits)
+
+
+@dataclass
+class _Hit:
+    """A line that shows a failure, and the lines around it."""
+
+    failure: KnownFailure
+    pattern: Pattern
+    line: LogLine
+    names: dict[str, str]
+    context: list[LogLine] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.pattern.rank
+
+    def found(self) -> FoundFailure:
+        after = [line.text for line in self.context if line.number > self.line.number]
+        names = dict(self.names)
+        for regex in self.pattern.then:
+            match = next((match for text in after if (match := regex.search(text))), None)
+            names |= names_of(match) if match else {}
+        cause, fix = self.failure.explain(with_toolkits(names))
+        return FoundFailure(
+            failure=self.failure.id,
+            rank=self.rank,
+            line=self.line.number,
+            text=self.line.text.strip()[:_TEXT_SHOWN],
+            cause=cause,
+            fix=fix,
+            source=self.failure.source,
+            auto=self.failure.auto if self.rank < _REMARK else None,
+            names=names,
+        )
+
+
+Patterns = Sequence[tuple[KnownFailure | None, Pattern]]
+
+
+class _Reading:
+    """What has been learnt from the lines so far; `every` keeps each line that matches, not the first of a failure."""
+
+    def __init__(self, failures: Sequence[KnownFailure], errors: Sequence[Pattern], *, every: bool = False) -> None:
+        known = [(failure, pattern) for failure in failures for pattern in failure.patterns]
+        known.sort(key=lambda pair: pair[1].rank)  # stable: then in the tables' order
+        self._patterns: Patterns = [*known, *((None, pattern) for pattern in errors)]
+        self._literals = Literals(pattern.literal for _, pattern in self._patterns)
+        self._every = every
+        self._first: LogLine | None = None
+        self._first_context: list[LogLine] = []
+        self._open: list[tuple[int, list[LogLine]]] = []  # contexts that take more lines, with their last line
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT_BEFORE)
+        self._percent: float | None = None
+        self._number = 0
+        self.hits: list[_Hit] = []
+
+    def take(self, block: bytes) -> None:
+        """Look at some whole lines."""
+        rows = block.splitlines()
+        literals = self._literals.found_in(block)
+        present = [pair for pair in self._patterns if pair[1].literal in literals]
+        passed = 0 if present or self._open else max(len(rows) - CONTEXT_BEFORE, 0)
+        self._number += passed
+        for row in rows[passed:]:
+            raw = row[:MAX_LINE]
+            self._number += 1
+            if self._open:
+                self._continue(raw)
+            if here := [pair for pair in present if pair[1].literal in raw]:
+                self._examine(LogLine(self._number, clean(raw)), here)
+            self._recent.append((self._number, raw))
+        reached = last_percent(rows)
+        self._percent = self._percent if reached is None else reached
+
+    def _continue(self, raw: bytes) -> None:
+        line = LogLine(self._number, clean(raw))
+        for _, context in self._open:
+            context.append(line)
+        self._open = [(last, context) for last, context in self._open if last > self._number]
+
+    def _examine(self, line: LogLine, patterns: Patterns) -> None:
+        hit: _Hit | None = None
+        is_error = False
+        for failure, pattern in patterns:
+            if failure is None and (is_error or self._first):
+                break
+            if match := pattern.search(line.text):
+                is_error = pattern.rank < _REMARK and (
+                    failure is not None or not any(row.search(line.text) for row in summary_patterns())
+                )
+                if failure is not None:
+                    hit = _Hit(failure, pattern, line, names_of(match))
+                    break
+        first = is_error and self._first is None
+        if hit is not None and not (self._every or self._is_news(hit)):
+            hit = None
+        if not first and hit is None:
+            return
+        context = [*(LogLine(number, clean(raw)) for number, raw in self._recent), line]
+        self._open.append((line.number + CONTEXT_AFTER, context))
+        if first:
+            self._first, self._first_context = line, context
+        if hit is not None:
+            hit.context = context
+            self.hits.append(hit)
+
+    def _is_news(self, hit: _Hit) -> bool:
+        """Whether the failure was not found before, or not as certainly."""
+        return all(hit.failure is not other.failure or hit.rank < other.rank for other in self.hits)
+
+    def diagnosis(self) -> Diagnosis:
+        chosen = min(self.hits, key=lambda hit: (hit.rank, hit.line.number), default=None)
+        for hit in self.hits:
+            _log.info("line %d shows %s%s", hit.line.number, hit.failure.id, ", the cause" if hit is chosen else "")
+        others = {hit.failure.id: hit for hit in reversed(self.hits) if chosen and hit.failure is not chosen.failure}
+        return Diagnosis(
+            finding=chosen.found() if chosen else None,
+            others=tuple(hit.found() for hit in sorted(others.values(), key=lambda hit: hit.line.number)),
+            first_error=self._first,
+            context=tuple(chosen.context if chosen else self._first_context),
+            percent=self._percent,
+            lines=self._number,
+        )

@@ -1,0 +1,175 @@
+"""The catalogue of known failures: tables in data/*.toml, validated when loaded and compiled once.
+
+Every pattern names a literal that its lines contain. Looking for a literal costs next to nothing, so the regular
+expression is tried only on lines that can match it, however large the log is.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from torchtailor.catalog.gpus import Capability
+from torchtailor.catalog.load import load_catalog
+
+# A placeholder in a text whose name was not in the message.
+UNNAMED = "an unnamed "
+_STORE_PATH = re.compile(r"/[^\s'\"]{0,200}/[0-9a-z]{32}-")
+
+
+class FailureTable(Enum):
+    """The tables: how Nix, a build and a torch that runs can fail; what is more specific comes first."""
+
+    NIX = "nix"
+    BUILD = "build"
+    RUNTIME = "runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoFix:
+    """A fix that is safe to try without asking."""
+
+    jobs: float | None = None
+    switches: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A literal, the expression tried on lines that contain it, and what the lines after it add."""
+
+    literal: bytes
+    regex: re.Pattern[str]
+    then: tuple[re.Pattern[str], ...] = ()
+    rank: int = 1
+
+    def search(self, line: str) -> re.Match[str] | None:
+        return self.regex.search(line)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFailure:
+    """One known failure: how it shows, why it happens, what fixes it."""
+
+    id: str
+    patterns: tuple[Pattern, ...]
+    cause: str
+    fix: str
+    source: str
+    auto: AutoFix | None = None
+    error: str = "build"  # the kind of error that a command ends with
+    shared: bool = False  # another table's failure, with this table's words
+
+    @property
+    def rank(self) -> int:
+        return min(pattern.rank for pattern in self.patterns)
+
+    def explain(self, names: Mapping[str, str]) -> tuple[str, str]:
+        """Cause and fix with the names of a message in them."""
+        filled = _Filled(names)
+        return self.cause.format_map(filled), self.fix.format_map(filled)
+
+
+class _Filled(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return UNNAMED + key
+
+
+def names_of(match: re.Match[str]) -> dict[str, str]:
+    """The named groups of a match; `symbol2` is another place for `symbol`, and a Nix store path is its name."""
+    return {re.sub(r"\d$", "", key): _plain(value) for key, value in match.groupdict().items() if value}
+
+
+def _plain(value: str) -> str:
+    return _STORE_PATH.sub("", value.strip(), count=1).removesuffix(".drv")
+
+
+def with_toolkits(names: Mapping[str, str]) -> Mapping[str, str]:
+    """The names of a message, and which CUDA compiles for the architecture among them."""
+    if "arch" not in names:
+        return names
+    number = re.fullmatch(r"(?:sm|compute|lto)_(\d{2,3})[af]?", names["arch"])
+    gpu = load_catalog().gpus.get(Capability.from_number(int(number[1]))) if number else None
+    if gpu is None:
+        toolkits = "No CUDA that is known compiles for it: correct its number"
+    elif gpu.last_cuda is None:
+        toolkits = f"Use CUDA {gpu.first_cuda} or newer, which compile for it"
+    else:
+        toolkits = f"Use CUDA {gpu.last_cuda} or older ({gpu.first_cuda} was the first for it)"
+    return {**names, "toolkits": toolkits}
+
+
+class _PatternRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    contains: str
+    regex: str = ""
+    then: tuple[str, ...] = ()
+    rank: int | None = None
+
+    def compile(self, rank: int) -> Pattern:
+        regex = re.compile(self.regex or re.escape(self.contains))
+        return Pattern(self.contains.encode("ascii"), regex, tuple(map(re.compile, self.then)), self.rank or rank)
+
+
+class _FailureRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    id: str
+    cause: str
+    fix: str
+    source: str
+    patterns: tuple[_PatternRow, ...] = ()
+    rank: int = 1
+    auto: AutoFix | None = None
+    error: str = "build"
+    shared: bool = False
+
+
+class _TableFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    failure: tuple[_FailureRow, ...]
+    error: tuple[_PatternRow, ...] = ()
+    summary: tuple[_PatternRow, ...] = ()
+
+
+@cache
+def load_table(table: FailureTable) -> tuple[KnownFailure, ...]:
+    """The failures of one table, in the file's order, which is their order of precedence."""
+    return tuple(_failure(row) for row in _read(table).failure)
+
+
+@cache
+def load_failures() -> tuple[KnownFailure, ...]:
+    """All known failures, each once."""
+    return tuple(failure for table in FailureTable for failure in load_table(table) if not failure.shared)
+
+
+@cache
+def error_patterns() -> tuple[Pattern, ...]:
+    """Lines that are an error, whatever it means."""
+    return tuple(row.compile(1) for row in _read(FailureTable.BUILD).error)
+
+
+@cache
+def summary_patterns() -> tuple[Pattern, ...]:
+    """Lines that only report that something else failed."""
+    return tuple(row.compile(1) for row in _read(FailureTable.BUILD).summary)
+
+
+@cache
+def _read(table: FailureTable) -> _TableFile:
+    text = files("torchtailor.verification.failures").joinpath("data", f"{table.value}.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _TableFile)
+
+
+def _failure(row: _FailureRow) -> KnownFailure:
+    rows: Sequence[_PatternRow] = row.patterns
+    rank = row.rank
+    if row.shared:
+        original = next(other for other in _read(FailureTable.BUILD).failure if other.id == row.id)
+        rows, rank = original.patterns, original.rank
+    patterns = tuple(pattern.compile(rank) for pattern in rows)
+    return KnownFailure(row.id, patterns, row.cause, row.fix, row.source, row.auto, row.error, row.shared)

@@ -1,0 +1,55 @@
+"""What the pages have in common: their assets, cards, and the JSON that they embed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import msgspec
+
+
+def resource(name: str) -> str:
+    """The text of an asset."""
+    return files("torchtailor.verification.report").joinpath("assets", name).read_text("utf-8")
+
+
+def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: str) -> str:
+    """A page that needs no other file: an asset with its values, styles, script, and the JSON it was made from."""
+    return Template(resource("frame.html")).substitute(
+        title=escape(title),
+        style=resource("style.css"),
+        script=resource("script.js"),
+        body=Template(resource(body)).substitute(values),
+        data=embedded(document),
+    )
+
+
+def embedded(document: Mapping[str, Any]) -> str:
+    """JSON that cannot end the script element it is in."""
+    return json_text(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def json_text(value: Any, *, indent: int = -1) -> str:
+    """JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
+    plain = msgspec.to_builtins(value, enc_hook=str, order="deterministic")
+    try:
+        return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
+    except UnicodeEncodeError:
+        return json.dumps(plain, indent=indent if indent > 0 else None)
+
+
+def encoded(page: str) -> bytes:
+    """The bytes of a page; those of a file name that are not UTF-8 are spelt out."""
+    return page.encode("utf-8", "backslashreplace")
+
+
+def card(name: str, value: str, note: str, key: str, number: int) -> str:
+    """One figure, with its exact value for scripts."""
+    return (
+        f'<div class="card" data-figure="{key}" data-value="{number}"><h3>{escape(name)}</h3>'
+        f"<p class=big>{escape(value)}</p><p class=note>{escape(note)}</p></div>"
+    )

@@ -1,0 +1,194 @@
+"""The repository's flake, evaluated by a real Nix with the stand-in as its input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.nix.conftest import NIX, needs_nix
+from torchtailor.nix.nix import EVALUATE, run_nix
+
+pytestmark = [needs_nix, pytest.mark.nix]
+REPO = Path(__file__).parents[3]
+NAME = "pytorch-python313-cuda13_0-sm90-avx512"
+
+
+def evaluated(expression: str) -> Any:
+    """An expression over `flake`, its outputs, and `pkgs`, which makes a nixpkgs with an overlay."""
+    text = f"""
+    let
+      flake = (import {REPO}/flake.nix).outputs {{
+        self = flake // {{ outPath = "{REPO}"; }};
+        nixpkgs = {NIX}/standin;
+      }};
+      pkgs = system: config: overlay: import {NIX}/standin {{
+        inherit system;
+        config = {{ allowUnfree = true; allowBroken = true; }} // config;
+        overlays = [ overlay ];
+      }};
+    in
+    {expression}
+    """
+    done = run_nix("nix-instantiate", [*EVALUATE, "--expr", text])
+    assert done.code == 0, done.err[-1500:]
+    return json.loads(done.out)
+
+
+def failure(expression: str) -> str:
+    with pytest.raises(AssertionError) as caught:
+        evaluated(expression)
+    return str(caught.value)
+
+
+def recipes_of(folder: str) -> set[str]:
+    return {path.stem for path in (REPO / folder / ".flox" / "pkgs").glob("*.nix")}
+
+
+def test_the_matrix_is_there_and_lazy() -> None:
+    found = evaluated("builtins.mapAttrs (_: builtins.attrNames) flake.legacyPackages")
+    newest, older, oldest = recipes_of("."), recipes_of("recipes/cuda-12_9"), recipes_of("recipes/main")
+    assert len(found["x86_64-linux"]) + len(found["aarch64-linux"]) == len(newest) + len(older) + len(oldest) == 153
+    names = {*found["x86_64-linux"], *found["aarch64-linux"]}
+    assert names == {
+        *newest,
+        *(name + "-cuda-12_9" if name in newest else name for name in older),
+        *(name + "-main" if name in newest | older else name for name in oldest),
+    }
+    assert {name for name in names if name.endswith(("-main", "-cuda-12_9"))} == {
+        f"{name}-{release}"
+        for release, own in (("main", oldest), ("cuda-12_9", older))
+        for name in own
+        if "-cpu-" in name
+    }
+    assert all("-arm" in name for name in found["aarch64-linux"])
+    # Names alone: no recipe is evaluated, so nixpkgs that throw do not matter.
+    lazy = f"""
+    let flake = (import {REPO}/flake.nix).outputs {{ self = flake; nixpkgs = throw "used"; }};
+    in builtins.attrNames flake.legacyPackages.x86_64-linux
+    """
+    assert evaluated(lazy) == found["x86_64-linux"]
+
+
+@pytest.mark.parametrize(
+    ("name", "pname", "version"),
+    [
+        (NAME, NAME, "2.10.0"),
+        ("pytorch-python313-cuda12_9-sm61-avx2", "pytorch-python313-cuda12_9-sm61-avx2", "2.9.1"),
+        ("pytorch-python313-cpu-avx2", "pytorch-python313-cpu-avx2", "2.10.0"),
+        ("pytorch-python313-cpu-avx2-cuda-12_9", "pytorch-python313-cpu-avx2", "2.9.1"),
+    ],
+)
+def test_a_variant_uses_the_input(name: str, pname: str, version: str) -> None:
+    found = evaluated(f"let d = flake.legacyPackages.x86_64-linux.{name}; in {{ inherit (d) pname version drvPath; }}")
+    assert (found["pname"], found["version"]) == (pname, version)
+
+
+def test_release_main_has_a_nixpkgs_of_its_own() -> None:
+    """Fetched by its revision when one of its recipes is used, and not before."""
+    made = f"""
+    let
+      fetched = request: builtins.trace (builtins.toJSON request) {NIX}/standin;
+      flake = (scopedImport {{ builtins = builtins // {{ fetchTree = fetched; }}; }} {REPO}/flake.nix).outputs {{
+        self = flake;
+        nixpkgs = throw "the input is not its nixpkgs";
+      }};
+      d = flake.legacyPackages.aarch64-linux.pytorch-python313-cpu-armv9-main;
+    in
+    [ d.pname d.meta.platforms ]
+    """
+    done = run_nix("nix-instantiate", [*EVALUATE, "--expr", made])
+    assert done.code == 0, done.err[-1500:]
+    assert json.loads(done.out) == ["pytorch-python313-cpu-armv9", ["aarch64-linux"]]
+    assert '"rev":"fe5e41d7ffc0421f0913e8472ce6238ed0daf8e3"' in done.err
+
+
+def test_the_tool_and_the_shell_evaluate_for_both_platforms() -> None:
+    found = evaluated("builtins.mapAttrs (_: p: [ p.default.name p.torchtailor.meta.mainProgram ]) flake.packages")
+    assert found == {
+        system: ["python3.13-torchtailor-0.1.0", "torchtailor"] for system in ("aarch64-linux", "x86_64-linux")
+    }
+    assert set(evaluated("builtins.mapAttrs (_: s: s.default.name) flake.devShells").values()) == {"nix-shell"}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "config"),
+    [
+        ("flake.overlays.default", '{ cudaSupport = true; cudaCapabilities = [ "9.0" ]; torchtailor.cpu = "avx512"; }'),
+        ("flake.overlays.default", '{ cudaSupport = true; torchtailor = { gpu = "9.0"; cpu = "avx512"; }; }'),
+        ('(flake.lib.overlay { gpu = "9.0"; cpu = "avx512"; })', "{ cudaSupport = true; }"),
+    ],
+)
+def test_the_overlay_reaches_all_that_is_built_on_torch(overlay: str, config: str) -> None:
+    found = evaluated(
+        f"""
+        let
+          p = pkgs "x86_64-linux" {config} {overlay};
+          env = p.python313.withPackages (ps: [ ps.torch ps.torchvision ]);
+          torch = p.python313Packages.torch;
+        in
+        {{
+          env = env.drvPath;
+          inside = map (d: d.drvPath) env.paths;
+          torch = torch.drvPath;
+          vision = p.python313Packages.torchvision.drvPath;
+          built_on = p.python313Packages.torchvision.torch.drvPath;
+          arch = p.python313Packages.torchvision.env.TORCH_CUDA_ARCH_LIST;
+          other = p.python312Packages.torch.gpuArch;
+          pre = torch.preConfigure;
+          build = torch.preBuild;
+          tool = p.torchtailor.pname;
+        }}
+        """
+    )
+    assert found["inside"] == [found["torch"], found["vision"]]
+    assert found["built_on"] == found["torch"]
+    assert found["arch"] == found["other"] == "9.0"
+    assert 'TORCH_CUDA_ARCH_LIST="9.0"' in found["pre"]
+    assert "-mavx512f" in found["pre"]
+    assert found["build"].index("NIX_BUILD_CORES=$room") < found["build"].index("MAX_JOBS")
+    assert found["tool"] == "torchtailor"
+
+
+def test_an_overlay_without_settings_changes_nothing() -> None:
+    torch = "python313Packages.torch.drvPath"
+    same = evaluated(f'(pkgs "x86_64-linux" {{ }} flake.overlays.default).{torch}')
+    assert same == evaluated(f'(pkgs "x86_64-linux" {{ }} (final: prev: {{ }})).{torch}')
+
+
+def test_wrong_settings_are_named() -> None:
+    torch = "python313Packages.torch.drvPath"
+    for setting, message in (
+        ('gpu = "sm_90"', "must be a compute capability such as 9.0"),
+        ('cpu = "avx3"', "there is no instruction set avx3"),
+        ('cpu = "armv9"', "armv9 is aarch64, and this is x86_64-linux"),
+    ):
+        assert message in failure(f'(pkgs "x86_64-linux" {{ }} (flake.lib.overlay {{ {setting}; }})).{torch}')
+
+
+def test_torch_bin_is_cut(tmp_path: Path) -> None:
+    """lib.tailor on something in the shape of nixpkgs' torch-bin."""
+    made = """
+    let
+      p = pkgs "x86_64-linux" { } (final: prev: { });
+      bin = (p.python313Packages.buildPythonPackage {
+        pname = "torch";
+        version = "2.9.1";
+        format = "wheel";
+        buildInputs = [ p.cudaPackages.libcublas p.cudaPackages.cudnn ];
+        passthru = { stdenv = p.stdenv; pythonModule.sitePackages = "lib/python3.13/site-packages"; };
+      });
+      of = nvidia: flake.lib.tailor { torch = bin; gpu = "9.0"; inherit nvidia; };
+    in
+    { whole = bin.drvPath; cut = (of false).preInstall; drv = (of false).drvPath; inputs = (of true).buildInputs;
+      post = (of true).postInstall; libraries = map (d: d.pname) (of true).nvidiaLibraries; }
+    """
+    found = evaluated(made)
+    assert "torchtailor tailor --gpu 9.0" in found["cut"]
+    assert "--nvidia" not in found["cut"]
+    assert "--nvidia" in found["post"]
+    assert found["inputs"] == []  # no library path leads to the whole libraries
+    assert found["libraries"] == ["libcublas", "cudnn"]
+    assert found["drv"] != found["whole"]
