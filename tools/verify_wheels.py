@@ -18,7 +18,8 @@ from pathlib import Path
 from torchtailor.core.errors import TorchtailorError
 from torchtailor.tailoring.run import tailor
 from torchtailor.trees.wheels.name import wheels_in
-from torchtailor.verification import CheckOutcome, VerifyReport, verify
+from torchtailor.verification.result import CheckOutcome, VerifyReport
+from torchtailor.verification.run import verify
 
 
 def main() -> int:

@@ -180,9 +180,13 @@ async def main(attacks: list[str], ports: list[int]) -> None:
 
 
 def intrude(attacks: Iterable[str], ports: Iterable[int]) -> list[str]:
-    """What another user reaches; without root, another process of the same user, which has no keys either."""
+    """What another user reaches; where none can run this Python, another process of the same user: it has no keys
+    either."""
+    switch = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     may_switch = os.geteuid() == 0 and shutil.which("setpriv") is not None
-    switch = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if may_switch else []
+    trial = [*switch, sys.executable, "--version"]
+    if not may_switch or subprocess.run(trial, capture_output=True, check=False).returncode:
+        switch = []
     done = subprocess.run(
         [*switch, sys.executable, "-m", "tests.torture.intruder", ",".join(attacks), *map(str, ports)],
         cwd=Path(__file__).parents[2],

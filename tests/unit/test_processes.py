@@ -40,10 +40,10 @@ def process_of(job: Job) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("function", "command"),
     [
-        ("inspection.inspect._read", "inspect {wheel}"),
+        ("verification.inspection.inspect._read", "inspect {wheel}"),
         ("tailoring.wheel._cut", "tailor {wheel} --gpu 9.0 -o {out} --jobs 2"),
         ("verification.static.read._read", "verify {wheel} --gpu 9.0 --level static"),
-        ("images.libraries._cut_one", "image {image} oci:{out} --gpu 9.0 --jobs 2"),
+        ("tailoring.image.libraries._cut_one", "image {image} oci:{out} --gpu 9.0 --jobs 2"),
     ],
 )
 def test_a_killed_worker_is_said_in_the_same_words(

@@ -14,7 +14,7 @@ from torchtailor.core.errors import EnvironmentProblem, ExitCode
 from torchtailor.core.progress import Progress
 
 if TYPE_CHECKING:
-    from torchtailor.verification import Check, VerifyReport
+    from torchtailor.verification.result import Check, VerifyReport
 
 
 class Levels(StrEnum):
@@ -64,8 +64,9 @@ def command(
     from torchtailor.cli._artifacts import artifact_named
     from torchtailor.cli.ui import print_json
     from torchtailor.core.disk import check_output
-    from torchtailor.verification import Level, verify
     from torchtailor.verification.output import as_document, write_junit
+    from torchtailor.verification.result import Level
+    from torchtailor.verification.run import verify
 
     for place in filter(None, (junit, report)):
         check_output(place)

@@ -169,7 +169,8 @@ def test_unusable_workers_are_refused_or_set_aside_with_words(
     package = Path(torchtailor.__file__).parent
     other = tmp_path / "other" / "torchtailor"
     shutil.copytree(package, other, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    (other / "format.py").write_text((other / "format.py").read_text() + "\n# changed\n")
+    changed = other / "core" / "format.py"
+    changed.write_text(changed.read_text() + "\n# changed\n")
 
     with running(tmp_path) as cluster:
         cluster.start_worker("other-code", variables={"PYTHONPATH": str(other.parent)})

@@ -216,7 +216,7 @@ def test_a_cluster_without_tls_is_warned_of(shell: Shell, authority: Authority, 
         checked = shell.torchtailor("farm", "check", cluster.address, "--store", "store", "--json")
         assert f"{cluster.address} has no TLS: whoever reaches it can run code" in " ".join(checked.stderr.split())
         assert json.loads(checked.stdout)["warning"].endswith("Use tls:// (`torchtailor help farm`).")
-        near = shell.torchtailor("farm", "check", f"tcp://localhost:{_port(cluster)}", "--store", "store", "--json")
+        near = shell.torchtailor("farm", "check", f"tcp://127.0.0.1:{_port(cluster)}", "--store", "store", "--json")
         assert json.loads(near.stdout)["warning"] == "" and "TLS" not in near.stderr
         for settings, address, said in (
             (authority.settings, f"tls://127.0.0.1:{_port(cluster)}", "it has no TLS (wrong version number)"),

@@ -19,7 +19,7 @@ NOTHING_FOR_TARGET = 5
 
 def unpack(folder: Path) -> Path:
     with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder
 
 

@@ -26,13 +26,14 @@ def test_only_verification_needs_its_extra() -> None:
         "for module in pkgutil.walk_packages(torchtailor.__path__, 'torchtailor.', onerror=lambda name: None):\n"
         "    if any(part in module.name for part in ('__main__', '.opsuite', '.bundling.program')): continue\n"
         "    try: importlib.import_module(module.name)\n"
-        "    except EnvironmentProblem as error: print('.'.join(module.name.split('.')[1:3]))\n"
+        "    except EnvironmentProblem as error: print('.'.join(module.name.split('.')[1:4]))\n"
     )
     found = python(code)
     assert found.stderr == ""
     needing = set(found.stdout.split())
-    assert {name.split(".")[0] for name in needing} == {"hostcode", "verification", "report", "upkeep"}
-    assert {name for name in needing if name.startswith("upkeep")} == {"upkeep.measure"}
+    assert {name.split(".")[0] for name in needing} == {"code", "fetch", "verification"}
+    assert {name for name in needing if name.startswith(("code", "fetch"))} == {"code.hostcode", "fetch.upkeep.measure"}
+    assert not [name for name in needing if name.startswith(("verification.failures", "verification.inspection"))]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from torchtailor.catalog import Capability
 from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem
-from torchtailor.verification import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.output import as_document, as_junit, read_report, write_json, write_junit
+from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 
 PASS = Check.of(Level.STATIC, "gpu code", True, "all 9.0")
 FAIL = Check.of(Level.IMPORT, "import", False, "it crashed", stderr="boom", gpu=Capability(9, 0))

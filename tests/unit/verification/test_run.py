@@ -11,7 +11,8 @@ from torchtailor.catalog import Capability
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 from torchtailor.core.progress import Progress
-from torchtailor.verification import Level, verify
+from torchtailor.verification.result import Level
+from torchtailor.verification.run import verify
 
 
 class Recorder(Progress):

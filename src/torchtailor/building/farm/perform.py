@@ -325,7 +325,8 @@ def _restore_cut(job: CutForGpus, sha256: str, context: JobContext, store: FarmS
 
 
 def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
-    from torchtailor.verification import Level, verify
+    from torchtailor.verification.result import Level
+    from torchtailor.verification.run import verify
 
     began = time.monotonic()
     with staging_folder(bench.cache.root) as staging:

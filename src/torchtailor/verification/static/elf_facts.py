@@ -61,8 +61,8 @@ def read_elf(elf: ElfFile) -> ElfFacts:
 class _Strings:
     """The names of the dynamic table.
 
-    Not by way of `binary/symbols.py`: surgery writes these names with its help, and this checks what was written. Here
-    a name that cannot be read is an error, there it is empty.
+    Not by way of `code/binary/symbols.py`: surgery writes these names with its help, and this checks what was written.
+    Here a name that cannot be read is an error, there it is empty.
     """
 
     def __init__(self, elf: ElfFile) -> None:

@@ -128,7 +128,9 @@ def test_a_ref_is_not_one_that_only_ends_like_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
-def test_a_damaged_tarball(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_tarball(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "gz":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)  # as in Debian 12
     (tmp_path / "pytorch").mkdir()
     for name in ("setup.py", "CMakeLists.txt"):
         (tmp_path / "pytorch" / name).write_bytes(random.Random(name).randbytes(50_000))
@@ -143,6 +145,36 @@ def test_a_damaged_tarball(tmp_path: Path, kind: str) -> None:
         tarball.write_bytes(intact[:position] + bytes([intact[position] ^ 0x10]) + intact[position + 1 :])
         with pytest.raises(BadInputError, match="is damaged"):
             fetch(source, Folders(tmp_path / "work", tmp_path / "logs"))
+
+
+@pytest.mark.parametrize("filters", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kind", "target"),
+    [
+        ("../out", tarfile.REGTYPE, ""),
+        ("pytorch/../../out", tarfile.REGTYPE, ""),
+        ("pytorch/link", tarfile.SYMTYPE, "../../out"),
+        ("pytorch/link", tarfile.SYMTYPE, "/etc/passwd"),
+        ("pytorch/link", tarfile.LNKTYPE, "../out"),
+        ("pytorch/fifo", tarfile.FIFOTYPE, ""),
+    ],
+)
+def test_a_tarball_writes_nothing_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: bool, name: str, kind: bytes, target: str
+) -> None:
+    """With the filters of newer Pythons and without them."""
+    if not filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    elif not hasattr(tarfile, "data_filter"):
+        pytest.skip("this Python has no filters")
+    tarball = tmp_path / "a.tar"
+    with tarfile.open(tarball, "w") as archive:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, target
+        archive.addfile(member)
+    with pytest.raises(BadInputError, match="is damaged"):
+        fetch(TorchSource(SourceOrigin.TARBALL, str(tarball)), Folders(tmp_path / "work", tmp_path / "logs"))
+    assert not [*tmp_path.rglob("out")]
 
 
 def test_a_folder_by_any_name_and_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
