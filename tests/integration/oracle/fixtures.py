@@ -19,7 +19,10 @@ NOTHING_FOR_TARGET = 5
 
 def unpack(folder: Path) -> Path:
     with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        if hasattr(tarfile, "data_filter"):  # not in Debian 12
+            tar.extractall(folder, filter="data")
+        else:
+            tar.extractall(folder)
     return folder
 
 
