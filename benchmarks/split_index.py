@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from torchtailor.core.disk import hash_file
-from torchtailor.tailoring.run import tailor
+from torchtailor.tailoring.inputs import tailor
 
 
 def main() -> None:

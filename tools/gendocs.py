@@ -17,7 +17,7 @@ from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
 from torchtailor.catalog.variants import Matrix, Variant, available_methods, coverage
 from torchtailor.cli import COMMANDS
-from torchtailor.cli.run import load_command
+from torchtailor.cli._dispatch import load_command
 from torchtailor.cli.ui.documents import DOCUMENTS, json_schema, schema_of
 from torchtailor.core.errors import EXIT_MEANINGS
 

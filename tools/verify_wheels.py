@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.core.errors import TorchtailorError
-from torchtailor.tailoring.run import tailor
+from torchtailor.tailoring.inputs import tailor
 from torchtailor.trees.wheels.name import wheels_in
 from torchtailor.verification.result import CheckOutcome, VerifyReport
-from torchtailor.verification.run import verify
+from torchtailor.verification.verify import verify
 
 
 def main() -> int:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torchtailor.catalog.methods import Method
     from torchtailor.core.errors import TorchtailorError
     from torchtailor.core.version import __version__
+    from torchtailor.tailoring.inputs import tailor
     from torchtailor.tailoring.result import TailorResult
-    from torchtailor.tailoring.run import tailor
     from torchtailor.verification.inspection.inspect import inspect
     from torchtailor.verification.inspection.inspection import Inspection
     from torchtailor.verification.result import Level, VerifyReport
-    from torchtailor.verification.run import verify
+    from torchtailor.verification.verify import verify
 
 __all__ = [
     "BuildResult",
@@ -64,8 +64,8 @@ _MODULES = {
     "plan_build": "building.build",
     "plan_install": "building.install",
     "recommend": "advise.recommendation.engine",
-    "tailor": "tailoring.run",
-    "verify": "verification.run",
+    "tailor": "tailoring.inputs",
+    "verify": "verification.verify",
 }
 
 

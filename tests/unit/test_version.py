@@ -20,7 +20,7 @@ from torchtailor.building.farm.jobs import (
     SourceSpec,
     gives_of,
 )
-from torchtailor.building.jobs import CutForGpus, PackedWheel, PackVariant
+from torchtailor.building.wheel_jobs import CutForGpus, PackedWheel, PackVariant
 from torchtailor.catalog import WHEEL, Capability
 from torchtailor.code.hostcode import cache as hostcode
 from torchtailor.core import version

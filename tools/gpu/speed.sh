@@ -29,7 +29,7 @@ fi
 import os, subprocess, sys, time
 
 print(f"{os.cpu_count()} cores; Python {sys.version.split()[0]}")
-for words in ([sys.executable, "-c", "pass"], [sys.executable, "-c", "import torchtailor.tailoring.run"]):
+for words in ([sys.executable, "-c", "pass"], [sys.executable, "-c", "import torchtailor.tailoring.inputs"]):
     times = []
     for _ in range(5):
         start = time.perf_counter()

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _stand_on_three_feet()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if os.environ.get(COMPLETE_VARIABLE):
-        from torchtailor.cli.run import run_root
+        from torchtailor.cli._dispatch import run_root
 
         return run_root(arguments)
     verbose = list(takewhile(_is_verbose, arguments))
@@ -90,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"torchtailor {__version__}\n")
         return 0
     if arguments[0] in COMPLETION_OPTIONS:
-        from torchtailor.cli.run import run_root
+        from torchtailor.cli._dispatch import run_root
 
         return run_root(arguments)
-    from torchtailor.cli.run import run_command
+    from torchtailor.cli._dispatch import run_command
 
     code = run_command(arguments[0], [*verbose, *arguments[1:]])
     if argv is None and any(thread.name.startswith("fetch") for thread in threading.enumerate()):

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from torchtailor.building.base import BuildPlan, BuildResult, Unavailable
     from torchtailor.building.nix.backend import NixBuildResult, NixPlan
-    from torchtailor.building.nix.run import NixOutput
+    from torchtailor.building.nix.builder import NixOutput
     from torchtailor.building.source.backend import SourceBuildResult, SourcePlan
     from torchtailor.building.source.bundling.bundle import Bundle
     from torchtailor.building.source.runner import PlannedSourceBuild
+    from torchtailor.building.wheel.builder import WheelBuildResult
     from torchtailor.building.wheel.plan import WheelPlan
-    from torchtailor.building.wheel.run import WheelBuildResult
     from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
 

@@ -195,8 +195,8 @@ def _show(plan: CiPlan, path: Path) -> None:
 
 def _build_options(text: str, *, farm: bool) -> tuple[str, ...]:
     """The words of --build-options, checked by `build` itself; a store needs a farm, if only of one process."""
+    from torchtailor.cli._dispatch import load_command
     from torchtailor.cli.build import refuse_on_farms
-    from torchtailor.cli.run import load_command
 
     try:
         words = shlex.split(text)

@@ -83,8 +83,8 @@ def command(
     from torchtailor.oci.compression import LayerCompression
     from torchtailor.oci.reference import parse_reference
     from torchtailor.tailoring.choices import cut_for
+    from torchtailor.tailoring.image.cut_image import cut_image
     from torchtailor.tailoring.image.options import ImageOptions
-    from torchtailor.tailoring.image.run import cut_image
 
     chosen = cut_for(cut.given.get("gpu", ()), **cut.choices, dry_run=dry_run, processes=jobs)
     if chosen.targets.source != "--gpu":

@@ -11,8 +11,8 @@ import typer
 from torchtailor.cli import _cut, _options
 
 if TYPE_CHECKING:
+    from torchtailor.tailoring.inputs import TailorReport
     from torchtailor.tailoring.result import TailorResult
-    from torchtailor.tailoring.run import TailorReport
 
 _IN_PLACE = "In place"
 
@@ -53,7 +53,7 @@ def command(
     """Cut out the GPU code that a target cannot run."""
     from torchtailor.cli.ui import ProgressBar, err, print_json
     from torchtailor.tailoring.choices import cut_for
-    from torchtailor.tailoring.run import tailor_inputs
+    from torchtailor.tailoring.inputs import tailor_inputs
 
     if cut.choices.get("drop") == ("list",):
         _print_drop_rules(json=json)

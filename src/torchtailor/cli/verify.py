@@ -66,7 +66,7 @@ def command(
     from torchtailor.core.disk import check_output
     from torchtailor.verification.output import as_document, write_junit
     from torchtailor.verification.result import Level
-    from torchtailor.verification.run import verify
+    from torchtailor.verification.verify import verify
 
     for place in filter(None, (junit, report)):
         check_output(place)

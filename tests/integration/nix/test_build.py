@@ -12,9 +12,9 @@ import pytest
 
 from tests.integration.nix.conftest import NIX, needs_nix
 from torchtailor.building.ledger.ledger import Ledger, Result
-from torchtailor.building.nix import run as nix_runs
+from torchtailor.building.nix import builder as nix_runs
+from torchtailor.building.nix.builder import check_disk, run_nix_job
 from torchtailor.building.nix.job import nix_job, plan_nix
-from torchtailor.building.nix.run import check_disk, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.core.errors import (

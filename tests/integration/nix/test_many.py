@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.nix.conftest import needs_nix
-from torchtailor.building.nix import run as nix_runs
+from torchtailor.building.nix import builder as nix_runs
 from torchtailor.building.nix.many import build_recipes, plan_recipes
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main

@@ -19,8 +19,8 @@ from tests.waiting import LONG
 from torchtailor.core.errors import UsageError
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.transports.registry import RegistryDestination, RegistrySource
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.image.run import cut_image
 
 FIXTURES = Path(__file__).parents[2] / "unit" / "gpucode" / "fixtures"
 

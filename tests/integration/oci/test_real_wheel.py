@@ -14,8 +14,8 @@ from tests.integration.oci.test_places import tls
 from tests.unit.tailoring.helpers import check_records, options
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.image.run import cut_image
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.fetch.packages import Package
-from torchtailor.tailoring.run import tailor
+from torchtailor.tailoring.inputs import tailor
 
 CUBLAS = "int cublasCreate(void) { return 0; }\nint cublasTable[4] = {1, 2, 3, 4};\n"
 NCCL = "int ncclInit(void) { return 0; }\n"

@@ -14,9 +14,9 @@ from tests.unit.fetch.serving import Site, serve
 from torchtailor.building.choose import choose
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.wheel.backend import WheelBackend
+from torchtailor.building.wheel.builder import WheelBuildResult
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import WheelPlan
-from torchtailor.building.wheel.run import WheelBuildResult
 from torchtailor.catalog import Catalog
 from torchtailor.core.progress import Progress
 from torchtailor.fetch import client

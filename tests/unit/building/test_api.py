@@ -17,9 +17,9 @@ from torchtailor.building.base import load_backend
 from torchtailor.building.nix.backend import NixOptions
 from torchtailor.building.source.backend import SourcePlan
 from torchtailor.building.source.options import SourceOptions
+from torchtailor.building.wheel.builder import WheelBuildResult
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import WheelPlanDocument
-from torchtailor.building.wheel.run import WheelBuildResult
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.core.errors import UsageError
 

@@ -16,7 +16,9 @@ from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import NAME, tree
 from torchtailor.building.cutting import WheelCut
 from torchtailor.building.farm.jobs import gives_of
-from torchtailor.building.jobs import (
+from torchtailor.building.wheel.builder import cut_jobs, fetch_jobs, pack_of
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.building.wheel_jobs import (
     CutForGpus,
     FetchWheel,
     Job,
@@ -29,8 +31,6 @@ from torchtailor.building.jobs import (
     fetch_all,
     pack,
 )
-from torchtailor.building.wheel.options import WheelOptions
-from torchtailor.building.wheel.run import cut_jobs, fetch_jobs, pack_of
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, ImpossibleError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
@@ -89,7 +89,7 @@ def test_a_job_is_the_same_after_a_journey_as_json(workshop: Workshop, tmp_path:
 def test_a_key_holds_what_decides_the_bytes_and_nothing_of_the_process() -> None:
     job = CutForGpus("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", ("9.0",), Cut(nvidia=True).for_job)
     code = (
-        "import sys; from torchtailor.building.jobs import decode_job; "
+        "import sys; from torchtailor.building.wheel_jobs import decode_job; "
         "print(decode_job(sys.stdin.buffer.read()).key_for('9.0'))"
     )
     for seed in ("1", "2"):

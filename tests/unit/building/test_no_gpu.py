@@ -13,10 +13,10 @@ from tests.unit.building.stack import TORCH_TAG, torch
 from tests.unit.fetch.packages import Package, html_index
 from torchtailor.building.choose import choose
 from torchtailor.building.farm.wheels import wheel_graph
-from torchtailor.building.jobs import PackVariant, decode_job, encode_job
+from torchtailor.building.wheel.builder import pack_of
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, VariantPlan
-from torchtailor.building.wheel.run import pack_of
+from torchtailor.building.wheel_jobs import PackVariant, decode_job, encode_job
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.surgery.cut import Cut

@@ -13,9 +13,9 @@ import pytest
 from tests import machines
 from tests.unit.building.conftest import Workshop
 from torchtailor.building.choose import VariantChoice, choose
+from torchtailor.building.wheel.builder import describe_variant
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment
-from torchtailor.building.wheel.run import describe_variant
 from torchtailor.catalog import Catalog
 from torchtailor.core.documents import plain
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError

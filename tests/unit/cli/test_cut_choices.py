@@ -19,7 +19,7 @@ from tests.unit.oci.test_cut import BASE, package
 from torchtailor.catalog import TorchArch
 from torchtailor.cli import main
 from torchtailor.cli._cut import OPTIONS, REFUSED, takes_cut
-from torchtailor.cli.run import load_command
+from torchtailor.cli._dispatch import load_command
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import ExitCode
 from torchtailor.surgery.cut import Cut

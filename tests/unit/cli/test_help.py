@@ -14,8 +14,8 @@ import pytest
 
 import torchtailor
 from torchtailor.cli import COMMANDS, main
+from torchtailor.cli._dispatch import load_command
 from torchtailor.cli._pages import Page, find_page, pages
-from torchtailor.cli.run import load_command
 from torchtailor.core.errors import ExitCode
 
 ROOT = Path(torchtailor.__file__).parent

@@ -105,7 +105,7 @@ def test_ctrl_c_while_a_class_is_made(monkeypatch: pytest.MonkeyPatch, capsys: p
     def load(_: str) -> object:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
-    monkeypatch.setattr("torchtailor.cli.run.load_command", load)
+    monkeypatch.setattr("torchtailor.cli._dispatch.load_command", load)
     assert main(["matrix"]) == ExitCode.INTERRUPTED
     assert "bug" not in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.building import stack
 from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import NAME, tree
-from torchtailor.building import jobs
+from torchtailor.building import wheel_jobs as jobs
 from torchtailor.building.cutting import WheelCut
 from torchtailor.building.farm import build, perform, space
 from torchtailor.building.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
@@ -24,10 +24,10 @@ from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
 from torchtailor.building.farm.perform import Workbench, WorkerSetup
 from torchtailor.building.farm.wheels import wheel_graph
 from torchtailor.building.farm.where import parse_where
-from torchtailor.building.jobs import CutForGpus, JobContext, decode_job, encode_job
 from torchtailor.building.ledger.ledger import Result
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, WheelPlan
+from torchtailor.building.wheel_jobs import CutForGpus, JobContext, decode_job, encode_job
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.core.errors import EnvironmentProblem, ExitCode, ImpossibleError
 from torchtailor.fetch.locations import IndexLocation, LocationKind

@@ -30,8 +30,8 @@ from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.catalog import load_catalog
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cli import main
+from torchtailor.cli._dispatch import load_command
 from torchtailor.cli.build import option_of
-from torchtailor.cli.run import load_command
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.errors import ExitCode, NetworkError
 

@@ -30,10 +30,10 @@ from tests.unit.wheels.builder import METADATA, digest, record_of
 from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.oci.compression import LayerCompression
 from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.opened import opened_image
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.result import ImageReport
-from torchtailor.tailoring.image.run import cut_image
 from torchtailor.verification.inspection.inspect import inspect
 
 SITE = "usr/lib/python3/site-packages"

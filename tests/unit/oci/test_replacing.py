@@ -12,8 +12,8 @@ from tests.unit.oci.transports.samples import SampleImage, layer_tar, sample_ima
 from tests.unit.oci.transports.standin import StandIn, serve
 from tests.unit.tailoring.helpers import options
 from torchtailor.core.errors import UsageError
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.image.run import cut_image
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from tests.unit.oci.test_cut import SITE, cut, package
 from tests.unit.tailoring.helpers import options
 from torchtailor.cli import main
 from torchtailor.core.errors import BadInputError, ExitCode, ImpossibleError
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.opened import opened_image
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.image.run import cut_image
 
 LIBRARY = f"{SITE}/demo/lib/libdemo.so"
 

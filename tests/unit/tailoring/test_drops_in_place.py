@@ -16,8 +16,8 @@ from torchtailor.core.errors import CheckFailedError, ImpossibleError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.in_place import InPlace
+from torchtailor.tailoring.inputs import tailor_inputs
 from torchtailor.tailoring.restore import restore_environment
-from torchtailor.tailoring.run import tailor_inputs
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static

@@ -18,9 +18,9 @@ from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.core.errors import UsageError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.image.run import cut_image
-from torchtailor.tailoring.run import tailor, tailor_inputs
+from torchtailor.tailoring.inputs import tailor, tailor_inputs
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static

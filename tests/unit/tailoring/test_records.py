@@ -20,8 +20,8 @@ from tests.unit.wheels.builder import METADATA, build_wheel, record_of
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
+from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.image.run import cut_image
 from torchtailor.tailoring.wheel import tailor_wheel
 
 SITE = "usr/lib/python3/site-packages"

@@ -22,7 +22,7 @@ from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.format import human_bytes
 from torchtailor.surgery.result import LibraryStatus
-from torchtailor.tailoring.run import plan_tasks, tailor
+from torchtailor.tailoring.inputs import plan_tasks, tailor
 from torchtailor.trees.artifact.artifact import ArtifactKind
 
 

@@ -13,14 +13,14 @@ import pytest
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.catalog import load_catalog
-from torchtailor.cli.run import run_command
+from torchtailor.cli._dispatch import run_command
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.surgery import moved
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.library import tailor_library
+from torchtailor.tailoring import inputs
 from torchtailor.tailoring import packs as packing
-from torchtailor.tailoring import run
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.wheel import tailor_wheel
@@ -86,7 +86,7 @@ def test_a_library_that_has_nothing_for_one_of_the_gpus(tmp_path: Path, wheel: P
 
 
 def test_nothing_at_all_for_the_gpu(tmp_path: Path, wheel: Path) -> None:
-    report = run.tailor_inputs([wheel], split("3.5"), output=tmp_path / "out")
+    report = inputs.tailor_inputs([wheel], split("3.5"), output=tmp_path / "out")
     assert report.error is not None and "no GPU code that runs on 3.5" in report.error.message
     assert not list((tmp_path / "out").glob("*.whl"))
 
@@ -208,7 +208,7 @@ def test_the_proof_finds_a_pack_that_lacks_code(tmp_path: Path, wheel: Path, mon
 def test_an_environment_is_not_split_in_place(tmp_path: Path, wheel: Path) -> None:
     install(wheel, tmp_path / "env" / "lib" / "python3.13" / "site-packages")
     with pytest.raises(UsageError, match="not split in place"):
-        run.tailor_inputs([], split(), env=tmp_path / "env")
+        inputs.tailor_inputs([], split(), env=tmp_path / "env")
 
 
 def test_what_does_not_go_with_it() -> None:

@@ -16,7 +16,7 @@ from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.cli.run import run_command
+from torchtailor.cli._dispatch import run_command
 from torchtailor.core.documents import plain
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus

@@ -12,7 +12,7 @@ from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 from torchtailor.core.progress import Progress
 from torchtailor.verification.result import Level
-from torchtailor.verification.run import verify
+from torchtailor.verification.verify import verify
 
 
 class Recorder(Progress):

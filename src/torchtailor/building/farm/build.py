@@ -32,11 +32,11 @@ from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, star
 from torchtailor.building.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.building.ledger.rates import Rates, learned
 from torchtailor.building.nix.backend import NixPlan
-from torchtailor.building.nix.run import NixOutput
+from torchtailor.building.nix.builder import NixOutput
 from torchtailor.building.source.backend import SourcePlan
 from torchtailor.building.source.ccache import remote_storage
+from torchtailor.building.wheel.builder import configuration_of, pack_of, write_index_of
 from torchtailor.building.wheel.plan import VariantPlan, WheelPlan
-from torchtailor.building.wheel.run import configuration_of, pack_of, write_index_of
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
@@ -397,7 +397,7 @@ def run_farm(
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
     setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache)
-    run = _Run(farm, setup, ledger or Ledger(), listen)
+    run = _FarmRun(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
         if farm.to_do.jobs:
             run.store.check_writable()
@@ -407,7 +407,7 @@ def run_farm(
         return run.end()
 
 
-def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
+def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
     """Start workers and run the jobs; what the store loses meanwhile is made again."""
     if isinstance(farm.plan, NixPlan):
         send_derivations([variant.derivation for variant in farm.variants], farm.store)
@@ -434,7 +434,7 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
 
 
 @dataclass
-class _Run:
+class _FarmRun:
     """One run of a plan: its ledger, and the wheelhouses that are put in their place while other jobs go on."""
 
     farm: FarmPlan

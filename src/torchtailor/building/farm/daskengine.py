@@ -28,7 +28,7 @@ from torchtailor.building.farm.perform import WorkerSetup, perform_sent
 from torchtailor.building.farm.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.told import TOPIC
-from torchtailor.building.jobs import encode_job
+from torchtailor.building.wheel_jobs import encode_job
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
 
 try:

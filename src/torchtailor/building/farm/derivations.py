@@ -18,9 +18,9 @@ from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.farm.jobs import RealiseDerivation, gives_of
 from torchtailor.building.farm.store import FarmStore, JobRecord, MissingOutputError
 from torchtailor.building.nix.backend import NixPlan
+from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, plan_nix
 from torchtailor.building.nix.many import copy_to_cache
-from torchtailor.building.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.core.disk import staging_folder
 from torchtailor.core.errors import TorchtailorError, UsageError

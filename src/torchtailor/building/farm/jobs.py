@@ -12,7 +12,7 @@ from enum import Enum
 
 import msgspec
 
-from torchtailor.building.jobs import CutForGpus, FetchWheel, PackVariant, encode_job
+from torchtailor.building.wheel_jobs import CutForGpus, FetchWheel, PackVariant, encode_job
 from torchtailor.catalog import Catalog
 from torchtailor.core.version import code_key
 

@@ -30,7 +30,7 @@ from torchtailor.building.farm.jobs import (
     gives_of,
 )
 from torchtailor.building.farm.store import FarmFile, FarmStore, JobRecord, MissingOutputError, open_farm_store
-from torchtailor.building.jobs import (
+from torchtailor.building.wheel_jobs import (
     CutForGpus,
     FetchWheel,
     JobContext,
@@ -326,7 +326,7 @@ def _restore_cut(job: CutForGpus, sha256: str, context: JobContext, store: FarmS
 
 def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
     from torchtailor.verification.result import Level
-    from torchtailor.verification.run import verify
+    from torchtailor.verification.verify import verify
 
     began = time.monotonic()
     with staging_folder(bench.cache.root) as staging:

@@ -15,7 +15,7 @@ from torchtailor.building.farm.fingerprint import describe_worker
 from torchtailor.building.farm.graph import GraphJob
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
 from torchtailor.building.farm.policy import THIS_PROCESS, FarmWorker
-from torchtailor.building.jobs import encode_job
+from torchtailor.building.wheel_jobs import encode_job
 
 
 class InProcess:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.farm.jobs import ProveVariant, gives_of
-from torchtailor.building.jobs import CutForGpus, FetchWheel
 from torchtailor.building.ledger.rates import Rates
+from torchtailor.building.wheel.builder import cut_of, pack_of
 from torchtailor.building.wheel.plan import HOST_SHARE, PlannedWheel, VariantPlan, WheelPlan
-from torchtailor.building.wheel.run import cut_of, pack_of
+from torchtailor.building.wheel_jobs import CutForGpus, FetchWheel
 from torchtailor.core.disk import hash_file
 from torchtailor.surgery.cut_document import JobCut
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.building.choose import VariantChoice
 from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, NixJobDocument, plan_nix
-from torchtailor.building.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.variants import Variant
 from torchtailor.core.documents import Seconds, document

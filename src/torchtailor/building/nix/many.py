@@ -13,8 +13,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.nix.builder import NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, NixJobDocument, default_cores, nix_job
-from torchtailor.building.nix.run import NixOutput, run_nix_job
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.variants.select import expand_braces
 from torchtailor.core.errors import BuildFailedError, NoMatchError, TorchtailorError, UsageError

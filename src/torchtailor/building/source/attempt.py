@@ -17,8 +17,8 @@ from torchtailor.building.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.building.source.ccache import prepare as prepare_ccache
 from torchtailor.building.source.configuration import Configuration
 from torchtailor.building.source.estimate import SPEED_KEY, Estimate, measured_speed
-from torchtailor.building.source.jobs import CompileJobs, choose_jobs
 from torchtailor.building.source.ninja import edges, read_log, read_status, write_pool
+from torchtailor.building.source.parallel import CompileJobs, choose_jobs
 from torchtailor.building.source.process import BuildCommand, Log, run
 from torchtailor.building.source.tables import FileKind, Tables
 from torchtailor.building.source.tree import SourceTree, copy_tree

@@ -117,7 +117,7 @@ class SourceOutput:
     def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, object]:
         """GPU code, host code and files; also import and the CPU's op suite, where this machine can run them."""
         from torchtailor.verification.result import Level
-        from torchtailor.verification.run import verify
+        from torchtailor.verification.verify import verify
 
         runs = whole and runs_here(variant)
         report = verify(

@@ -26,9 +26,9 @@ from torchtailor.building.source.configuration import Configuration, SettingGrou
 from torchtailor.building.source.cudawheels import CudaPrefix, make_cuda
 from torchtailor.building.source.estimate import COMPILER_KEY, learned_speed
 from torchtailor.building.source.folders import Folders, key_of
-from torchtailor.building.source.jobs import CompileJobs
 from torchtailor.building.source.options import SourceOptions, SourceRequest
 from torchtailor.building.source.output import SourceOutput
+from torchtailor.building.source.parallel import CompileJobs
 from torchtailor.building.source.preflight import Inspector, Preflight, PreflightCheck, check_names
 from torchtailor.building.source.process import Log
 from torchtailor.building.source.tables import BlasLibrary, Tables, load_tables

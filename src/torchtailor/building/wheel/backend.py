@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchtailor.building.choose import VariantChoice
-from torchtailor.building.jobs import JobContext
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.ledger.rates import Rates, learned
+from torchtailor.building.wheel.builder import WheelBuildResult, run_plan
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Planner, WheelPlan
-from torchtailor.building.wheel.run import WheelBuildResult, run_plan
+from torchtailor.building.wheel_jobs import JobContext
 from torchtailor.catalog import Catalog
 from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.progress import Progress

@@ -44,7 +44,7 @@ from torchtailor.oci.tarstream import TarReader
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.choose import open_source
 from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
-from torchtailor.tailoring.image.run import chosen_image, no_image
+from torchtailor.tailoring.image.cut_image import chosen_image, no_image
 from torchtailor.tailoring.image.survey import LayerScan, store
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.libraries import may_be_elf

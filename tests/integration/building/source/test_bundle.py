@@ -41,8 +41,8 @@ from torchtailor.trees.wheels.distribution import WheelDistribution
 from torchtailor.trees.wheels.metadata import licence_files
 from torchtailor.verification import imports
 from torchtailor.verification.result import CheckOutcome
-from torchtailor.verification.run import verify
 from torchtailor.verification.suite_results import SuiteResults
+from torchtailor.verification.verify import verify
 
 pytestmark = pytest.mark.xdist_group("source")
 MACHINE = platform.machine()

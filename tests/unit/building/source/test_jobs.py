@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torchtailor.advise.host.capacity import Capacity
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.source.estimate import Estimate, learned_speed, measured_speed
-from torchtailor.building.source.jobs import choose_jobs
 from torchtailor.building.source.ninja import edges, read_log, read_status, write_pool
+from torchtailor.building.source.parallel import choose_jobs
 from torchtailor.building.source.tables import FileKind, Tables, load_tables
 from torchtailor.building.source.watch import Sample, sample
 from torchtailor.catalog import SOURCE

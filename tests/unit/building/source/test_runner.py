@@ -17,8 +17,8 @@ from torchtailor.advise.host.capacity import Capacity
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.source import tree
 from torchtailor.building.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
-from torchtailor.building.source.jobs import CompileJobs
 from torchtailor.building.source.options import SourceOptions, SourceRequest
+from torchtailor.building.source.parallel import CompileJobs
 from torchtailor.building.source.preflight import CHECKS
 from torchtailor.building.source.runner import SourceBuilder
 from torchtailor.building.source.tables import Tables

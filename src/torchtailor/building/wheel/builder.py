@@ -13,7 +13,11 @@ from msgspec import Struct
 
 from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.building.cutting import WheelCut
-from torchtailor.building.jobs import (
+from torchtailor.building.ledger.ledger import Ledger, Running
+from torchtailor.building.ledger.rates import CUT_KEY, FETCH_KEY
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.building.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
+from torchtailor.building.wheel_jobs import (
     CutForGpus,
     FetchWheel,
     JobContext,
@@ -24,10 +28,6 @@ from torchtailor.building.jobs import (
     pack,
     packed_entries,
 )
-from torchtailor.building.ledger.ledger import Ledger, Running
-from torchtailor.building.ledger.rates import CUT_KEY, FETCH_KEY
-from torchtailor.building.wheel.options import WheelOptions
-from torchtailor.building.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.catalog import WHEEL
 from torchtailor.core.disk import DamagedFileError, disk_errors
 from torchtailor.core.documents import Bytes, Seconds, document
@@ -150,7 +150,7 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
                 variant.name, WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
             )
             running[variant.name] = ended[variant.name].enter_context(attempt)
-        work = _Run(plan, context, running)
+        work = _PlanJobs(plan, context, running)
         fetched = work.fetch()
         work.cut()
         packed = []
@@ -173,7 +173,7 @@ def configuration_of(plan: VariantPlan) -> dict[str, object]:
     return {"torch": str(plan.variant.release.version), "build": plan.label, "python": plan.variant.python}
 
 
-class _Run:
+class _PlanJobs:
     """The jobs of one plan, with their stages and rates in the ledger."""
 
     def __init__(self, plan: WheelPlan, context: JobContext, running: dict[str, Running]) -> None:

@@ -82,7 +82,7 @@ def cut_image(
         staging = place.staging if place and place.staging else None
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
-        run = _Run(image, target, place, ImageCutter(image, target, place, options, progress, staging))
+        run = _NamedImages(image, target, place, ImageCutter(image, target, place, options, progress, staging))
         root = run.fitting(run.cut(image.root(), platform))
         if place is not None:
             place.commit(root)
@@ -150,7 +150,7 @@ def _received(progress: Progress) -> Callable[[int], None]:
     return received
 
 
-class _Run:
+class _NamedImages:
     """All images under one name."""
 
     def __init__(
