@@ -184,12 +184,13 @@ def intrude(attacks: Iterable[str], ports: Iterable[int]) -> list[str]:
     either."""
     switch = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     may_switch = os.geteuid() == 0 and shutil.which("setpriv") is not None
-    trial = [*switch, sys.executable, "--version"]
-    if not may_switch or subprocess.run(trial, capture_output=True, check=False).returncode:
+    root = Path(__file__).parents[2]
+    trial = [*switch, sys.executable, "-c", "import tests.torture.intruder"]
+    if not may_switch or subprocess.run(trial, cwd=root, capture_output=True, check=False).returncode:
         switch = []
     done = subprocess.run(
         [*switch, sys.executable, "-m", "tests.torture.intruder", ",".join(attacks), *map(str, ports)],
-        cwd=Path(__file__).parents[2],
+        cwd=root,
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,

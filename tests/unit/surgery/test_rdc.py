@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.integration.oracle.fixtures import ARCHIVE, unpack
 from tests.unit.surgery.checks import RULES, options
 from torchtailor.catalog import Capability
 from torchtailor.code.gpucode.fitness import gpu_fit, kept_bytes
@@ -15,17 +15,12 @@ from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 
-ARCHIVE = Path(__file__).parents[2] / "fixtures" / "rdc" / "libraries.tar.xz"
-
 pytestmark = pytest.mark.skipif(not ARCHIVE.is_file(), reason="the libraries are not in this checkout")
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rdc")
-    with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
-    return folder
+    return unpack(tmp_path_factory.mktemp("rdc"))
 
 
 @pytest.mark.parametrize(
