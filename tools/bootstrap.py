@@ -65,7 +65,7 @@ def main() -> int:
         print(f"error: The environment cannot be made: {error}.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the next make begins again", file=sys.stderr)
+        print("Interrupted. Run make again: it starts over.", file=sys.stderr)
         return 130
     return 0
 
@@ -73,7 +73,10 @@ def main() -> int:
 def check_python() -> None:
     if sys.version_info < (3, 11):
         version = ".".join(map(str, sys.version_info[:3]))
-        raise SetUpError(f"Python {version} is too old: torchtailor needs 3.11.", "Use `make PYTHON=python3.13 ...`.")
+        raise SetUpError(
+            f"Python {version} is too old: torchtailor needs 3.11 or newer.",
+            "Name a newer one: `make PYTHON=python3.13 ...`.",
+        )
 
 
 def set_up(venv: Path, names: "list[str]") -> None:
@@ -143,7 +146,7 @@ def check_known(output: str) -> None:
     if any(sign in output for sign in _FULL):
         raise SetUpError(
             "The disk is full.",
-            "The environment needs 500 MB, of which 90 MB are downloaded; make room, then run make again.",
+            "The environment needs 500 MB, of which 130 MB are downloaded; make room, then run make again.",
         )
     if any(sign in output.lower() for sign in _UNREACHABLE):
         raise SetUpError(
@@ -157,7 +160,7 @@ def compile_hook(python: Path) -> None:
     tool = [str(python), str(ROOT / "tools" / "build_hook.py")]
     if not run([*tool, "--system"]).returncode:
         return
-    print("this machine's C compiler cannot be used; installing ziglang (90 MB)", flush=True)
+    print("there is no C compiler that works; installing ziglang (100 MB)", flush=True)
     try:
         install(python, "-r", str(LOCKS / "hook.txt"))
         done = run(tool)

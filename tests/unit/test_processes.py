@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,11 @@ def be_killed(job: object) -> object:
     assert multiprocessing.parent_process() is not None, "not in a worker"
     os.kill(os.getpid(), signal.SIGKILL)
     return job
+
+
+def take_a_while(job: Job) -> int:
+    time.sleep(0.2)
+    return job.number
 
 
 def process_of(job: Job) -> tuple[int, int]:
@@ -84,3 +91,12 @@ def test_work_in_processes_and_in_a_daemonic_process() -> None:
     own, done = queue.get()
     daemon.join()
     assert done == [(number, own) for number in range(3)]
+
+
+def test_results_that_nobody_asks_for_end_with_their_processes() -> None:
+    """As when Ctrl-C comes before the first of them is read."""
+    results = run_all(take_a_while, [Job(number) for number in range(9)], processes=2, worth=0)
+    assert multiprocessing.active_children()
+    del results
+    assert not multiprocessing.active_children()
+    assert not [thread for thread in threading.enumerate() if "Executor" in type(thread).__name__]

@@ -63,6 +63,14 @@ def cache_folder() -> Path:
     return _chosen(CACHE_VARIABLE) or platformdirs.user_cache_path("torchtailor", appauthor=False)
 
 
+def can_keep_caches() -> bool:
+    """Whether programs that are started here can write to the user's cache folder; some fail where they cannot."""
+    folder = platformdirs.user_cache_path()
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK)
+
+
 def state_folder() -> Path:
     """The ledger and the logs: $TORCHTAILOR_STATE or the platform's state folder."""
     return _chosen(STATE_VARIABLE) or platformdirs.user_state_path("torchtailor", appauthor=False)

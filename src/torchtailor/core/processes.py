@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from torchtailor.core.errors import EnvironmentProblem
 
@@ -68,14 +68,18 @@ def run_all(
     try:
         with _killed_workers_explained():
             futures = {pool.submit(function, job): job for job in ordered}
+        results = _results(pool, futures)
+        next(results)  # from here on it ends the pool, also if it is dropped before anybody asks for a result
     except BaseException:  # Ctrl-C while they start
         pool.shutdown(wait=True, cancel_futures=True)
         raise
-    return _results(pool, futures)
+    return results
 
 
 def _results(pool: ProcessPoolExecutor, futures: dict[Future[ResultT], JobT]) -> Iterator[tuple[JobT, ResultT]]:
+    """Nothing at first, then the results."""
     try:
+        yield cast("Any", None)
         for future in as_completed(futures):
             with _killed_workers_explained():
                 result = future.result()

@@ -115,9 +115,12 @@ def choose_cuda_torch(finder: Finder, variant: Variant, target: Target) -> Torch
         )
     best = next(iter(default), builds[0])
     cpu = _with_label(seen, variant.build.label)
-    why = f"{cpu.file.filename} has no GPU code" if cpu else f"No index that answered has a CPU build of {what}"
+    why = f"No index that answered has a CPU build of {what}"
+    if cpu:
+        why = f"{cpu.file.filename} is used without --gpu none"
     cuda = f"CUDA {best.label[2:-1]}.{best.label[-1]}"
-    note = f"{why}: the {cuda} build is taken, and its GPU code and NVIDIA's packages are removed."
+    kept = "without its GPU code and without NVIDIA's packages except the CUDA runtime"
+    note = f"{why}: the {cuda} build is taken {kept}."
     return replace(_choice(finder, best, target, (note,)), without_gpu=True)
 
 

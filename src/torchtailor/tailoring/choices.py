@@ -49,8 +49,17 @@ def cut_for(
     """The cut for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides), with all that torchtailor.toml implies."""
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
-    if targets.none and (choices.get("split") or choices.get("workload")):
+    cut = with_choices(Cut(targets), **choices)
+    if targets.none:
+        check_without_gpu(cut)
+    return cut.resolved(catalog)
+
+
+def check_without_gpu(cut: Cut) -> None:
+    """Refuse choices about GPU code where all of it is removed."""
+    given = {"--split": cut.split, "--workload": cut.workload is not None, "--keep-ptx": cut.targets.keep_ptx}
+    if names := [name for name, chosen in given.items() if chosen]:
         raise UsageError(
-            "--gpu none removes all GPU code: --split and --workload do not go with it.", "Leave one of them out."
+            f"--gpu none removes all GPU code: it cannot be combined with {' and '.join(names)}.",
+            "Leave one of them out.",
         )
-    return with_choices(Cut(targets), **choices).resolved(catalog)

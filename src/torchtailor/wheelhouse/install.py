@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.core.disk import can_keep_caches
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.core.pythons import WHAT_IT_IS, find_python, find_uv, running_python
 from torchtailor.core.urls import redact
@@ -164,6 +165,8 @@ def _run(line: Sequence[str], what: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
     environment["PIP_CONFIG_FILE"] = os.devnull
     environment["UV_NO_CONFIG"] = "1"
+    if "UV_CACHE_DIR" not in environment and not can_keep_caches():
+        environment["UV_NO_CACHE"] = "1"
     _log.info("running %s", redact(shlex.join(line)))
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
@@ -171,5 +174,5 @@ def _run(line: Sequence[str], what: str) -> str:
         raise EnvironmentProblem(f"Could not {what}: {line[0]} cannot be started ({error.strerror}).") from error
     if done.returncode != 0:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_TAIL:])
-        raise EnvironmentProblem(f"Could not {what}:\n{tail}", f"The command was: {' '.join(line)}")
+        raise EnvironmentProblem(f"Could not {what}:\n{tail}", f"The command was: {shlex.join(line)}")
     return done.stdout

@@ -65,7 +65,7 @@ def test_else_the_newest_cuda_build(workshop: Workshop) -> None:
     }
     assert plan.notes[-1] == (
         "No index that answered has a CPU build of PyTorch 2.15.0 for Python 3.13 on x86_64: the CUDA 12.8 build is "
-        "taken, and its GPU code and NVIDIA's packages are removed."
+        "taken without its GPU code and without NVIDIA's packages except the CUDA runtime."
     )
     assert plan.document.without_gpu is True
     assert plan.output_size < plan.torch.size
@@ -85,9 +85,12 @@ def test_on_demand_even_where_there_is_a_cpu_build(workshop: Workshop) -> None:
     options = WheelOptions(without_gpu=True)
     plan = planned(workshop, options, release="2.8")
     assert plan.cut_for == "none"
-    assert plan.notes[-1].startswith(f"{CPU.filename} has no GPU code: the CUDA 12.8 build is taken")
+    assert plan.notes[-1].startswith(f"{CPU.filename} is used without --gpu none: the CUDA 12.8 build is taken")
     with pytest.raises(UsageError, match="for variants of the CPU"):
         workshop.plan("sm90-avx512", options=options)
+    for cut in (Cut(split=True), Cut(Targets((), keep_ptx=True))):
+        with pytest.raises(UsageError, match=r"cannot be combined with --(split|keep-ptx)"):
+            planned(workshop, WheelOptions(without_gpu=True, cut=cut), release="2.8")
 
 
 def test_build(workshop: Workshop) -> None:

@@ -74,7 +74,7 @@ def test_older_pythons_can_read_that_they_are_too_old(
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     monkeypatch.setattr(sys, "argv", ["bootstrap.py", str(tmp_path / "venv"), "test"])
     assert _BOOTSTRAP.main() == 1
-    assert capsys.readouterr().err.startswith("error: Python 3.10.13 is too old: torchtailor needs 3.11.\n")
+    assert capsys.readouterr().err.startswith("error: Python 3.10.13 is too old: torchtailor needs 3.11 or newer.\n")
     assert not (tmp_path / "venv").exists()
 
 

@@ -384,6 +384,22 @@ def test_a_log_that_does_not_exist(log: str, capsys: pytest.CaptureFixture[str])
     assert f"{log} does not exist" in capsys.readouterr().err
 
 
+def test_a_torch_without_gpu_code_is_one_for_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `install --gpu none` gives is in order on a machine without a GPU; elsewhere its name says what it is."""
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "version.py").write_text("__version__ = '2.15.0+cu132'\ncuda = '13.2'\n")
+    (site / "torch" / "__init__.py").write_text("")
+    (site / "torch-2.15.0+cu132.nogpu.dist-info").mkdir()
+    for machine, kinds in (("zen4", []), ("h100-driver-580", ["cpu-build"])):
+        described = tmp_path / f"{machine}.json"
+        described.write_bytes(dumps(machines.host(machine)))
+        main(["doctor", "--from", str(described), "--env", str(site), "--json"])
+        answer = msgspec.json.decode(capsys.readouterr().out)
+        assert [problem["kind"] for problem in answer["problems"]] == kinds
+        assert answer["torch"].startswith("2.15.0+cu132.nogpu")
+
+
 def test_a_described_machine_with_an_environment_of_this_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def read_targets(
     if any(item.lower() == NO_GPU for item in items):
         if len(items) > 1 or keep_ptx:
             raise UsageError(
-                "--gpu none removes all GPU code: no other GPU and no --keep-ptx goes with it.",
+                "--gpu none removes all GPU code: it cannot be combined with other GPUs or --keep-ptx.",
                 "Leave one of them out.",
             )
         return Targets((), source=source)

@@ -321,8 +321,9 @@ def _end_process() -> None:
 
 async def _offer(resource: str, amount: int, dask_worker: Any) -> None:
     """On a worker: say how much memory its jobs may hold, where who started it did not."""
-    if resource not in dask_worker.state.total_resources:
-        await dask_worker.set_resources(**{resource: amount})
+    known = dask_worker.state.total_resources.get(resource, amount)
+    # Also where another client has just set it: a job that comes before the scheduler knows is never started.
+    await dask_worker.set_resources(**{resource: known})
 
 
 def _read_token(store: str, name: str) -> str:

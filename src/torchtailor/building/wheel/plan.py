@@ -282,6 +282,10 @@ class Planner:
                 f"--gpu none is for variants of the CPU, and {choice.variant.unique_name} is for a GPU.",
                 "Name a variant such as cpu-avx2, or leave --gpu none out.",
             )
+        if self._options.without_gpu:
+            from torchtailor.tailoring.choices import check_without_gpu
+
+            check_without_gpu(self._options.cut)
         ways = (self._options.without_gpu, True) if choice.variant.gpu is None else (False,)
         problems: list[TorchtailorError] = []
         for without_gpu in dict.fromkeys(ways):

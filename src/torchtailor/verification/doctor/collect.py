@@ -13,6 +13,7 @@ import msgspec
 
 from torchtailor.advise.host.model import Host, InstalledTorch
 from torchtailor.catalog import Capability, Catalog
+from torchtailor.catalog.gpus import NO_GPU_LABEL
 from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.pythons import find_uv
 from torchtailor.core.trust import Limit, read_limited
@@ -141,7 +142,10 @@ def _installed(launch: Launch) -> tuple[InstalledTorch | None, str]:
     if version is None:
         raise NoMatchError(f"{folder} has no version.", "Is this an installed torch?")
     python = launch.run(["-c", _PYTHON], timeout=30).output.strip() or None
-    torch = InstalledTorch(version=version, path=str(folder), python=python, cuda=built.cuda, other=built.other)
+    installed_as, cuda = _version_by_name(folder) or "", built.cuda
+    if installed_as.endswith(f".{NO_GPU_LABEL}"):  # cut with --gpu none: a build for the CPU, whatever version.py says
+        version, cuda = installed_as, None
+    torch = InstalledTorch(version=version, path=str(folder), python=python, cuda=cuda, other=built.other)
     try:
         return with_architectures(LiveProbe(), torch) if torch.cuda else torch, damage
     except BadInputError as error:
