@@ -84,7 +84,7 @@ def test_loading_and_verifying(tmp_path: Path, site: Path, tools: Toolchain) -> 
         return next((check.outcome, check.reason) for check in checks if check.name == "NEEDED entries")
 
     assert loaded(LIBRARY) == loaded(USER) == "loaded"
-    workload = TracedWorkload(Trace(opened=("demo/__init__.py",)))
+    workload = TracedWorkload(Trace(opened=("demo/__init__.py", USER)))
     tailor_environment(site, replace(options(), workload=workload, drop_unopened=True, keep_removed=True))
     for name in (LIBRARY, USER):
         said = loaded(name)
