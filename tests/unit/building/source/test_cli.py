@@ -1,4 +1,4 @@
-"""`torchtailor build --via source` and `doctor --last`: what is wrong is said in a sentence, and plans change nothing."""
+"""`torchtailor build --via source` and `doctor --last`: what is wrong is a sentence, and plans change nothing."""
 
 from __future__ import annotations
 
