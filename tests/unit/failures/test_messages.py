@@ -1,7 +1,9 @@
 """Messages of public issue threads, with their accepted causes.
 
 `messages/known.toml` was read while the patterns were written. `messages/holdout.toml` was put aside before: 40 of all
-that were collected, chosen by the hash of their text.
+that were collected, chosen by the hash of their text. Whoever collected them had read them, and many are of the same
+kinds as the known ones, so the score is no estimate for messages of other threads: of 43 that were looked up later, 23
+were known and two were explained wrongly before patterns were added for them.
 """
 
 from __future__ import annotations
