@@ -81,10 +81,6 @@ OPTIONS = (
 
 _VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."
 _IN_WHEELS = "the wheels have their packs in them", "Leave it out."
-_IN_IMAGE = (
-    "an image is cut to GPUs, not to a program",
-    "Cut its packages where it is built: RUN torchtailor tailor --workload app.trace",
-)
 # By command and option: why it is not for that command, and what to do instead.
 REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "gpu"): _VARIANT,
@@ -98,7 +94,6 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",
     ),
-    **{("image", name): _IN_IMAGE for name in ("workload", "margin", "pack", "no_pack", "drop_unopened")},
 }
 
 

@@ -32,6 +32,7 @@ _LAYERS = {
 _LAYER_TYPES = frozenset(kind.value for pair in _LAYERS.values() for kind in pair) | {MediaType.DOCKER_LAYER_ZSTD.value}
 # Annotations that describe the bytes of a layer for who fetches it in parts: they are not true of a new one.
 _OF_PARTS = ("io.github.containers.zstd-chunked.", "containerd.io/snapshot/", "io.containers.")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # as images name processors
 _ATTESTATION = "vnd.docker.reference.type"
 
 
@@ -131,6 +132,11 @@ class ImageConfig:
     def platform(self) -> str:
         parts = (self.data.get(key) for key in ("os", "architecture", "variant"))
         return "/".join(str(part) for part in parts if part)
+
+    @property
+    def machine(self) -> str:
+        """The processor as the kernel names it; empty for others."""
+        return next((name for name, own in ARCHITECTURES.items() if own == self.data.get("architecture")), "")
 
     @property
     def labels(self) -> Mapping[str, Any]:

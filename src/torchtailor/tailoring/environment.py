@@ -58,7 +58,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         to_drop = sum(file.size for file in plan.dropped.values())
         progress.begin(str(site), sum(job.size for job in jobs) + to_drop)
         known = {path: chain[-1].state_after for path, chain in chains.items()}
-        changes = InPlace(journal, options.document, known)
+        changes = InPlace(journal, plan.tree, options.document, known)
         try:
             done = list(_cut_all(changes, chains, jobs, options, progress, stripped))
             outcome = _result(plan, [*done, *skipped], (), (), options)

@@ -31,6 +31,7 @@ from torchtailor.core.progress import Progress
 from torchtailor.oci.compression import UnpackedLayer
 from torchtailor.oci.filesystem import Content, LayerFile, MemberKind
 from torchtailor.oci.imagespec import (
+    ARCHITECTURES,
     CONFIG_LIMIT,
     ImageConfig,
     ImageManifest,
@@ -48,12 +49,12 @@ from torchtailor.tailoring.image.cut_image import chosen_image, no_image
 from torchtailor.tailoring.image.survey import LayerScan, store
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.libraries import may_be_elf
+from torchtailor.workload.pack import PACK_SUFFIX
 
 _NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
 _PACKAGE_TEXT = re.compile(r"(?:.*/)?(?:[^/]+\.dist-info/.+|torchtailor\.json|conda-meta/[^/]+\.json|pyvenv\.cfg)")
 _IN_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/.*")
 _MOST_TEXT = 64 << 20
-_ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def is_image_name(text: str) -> bool:
@@ -93,7 +94,7 @@ def _one_image(source: ImageSource, platform: str | None) -> Document:
     images = [one for one in index.manifests if not is_attestation(one)]
     if not images:
         raise no_image(source.name, "attestations of how one was built")
-    own = f"linux/{_ARCHS.get(host_platform.machine(), host_platform.machine())}"
+    own = f"linux/{ARCHITECTURES.get(host_platform.machine(), host_platform.machine())}"
     if platform is None and any(str(one.platform).startswith(own) for one in images):
         platform = own
     chosen = chosen_image(index, platform, source.name) or (images[0] if len(images) == 1 else None)
@@ -141,7 +142,8 @@ class _Unpacking:
             place = self._keep((reader.head(HEAD_SIZE),), file)
             os.truncate(place, file.size)
             return
-        if is_code_file(name) or (_PACKAGE_TEXT.fullmatch(file.path) and file.size <= _MOST_TEXT):
+        is_text = _PACKAGE_TEXT.fullmatch(file.path) and file.size <= _MOST_TEXT
+        if is_text or is_code_file(name) or name.endswith(PACK_SUFFIX):
             self._keep(reader.data(), file)
             return
         head = reader.head(len(MAGIC))

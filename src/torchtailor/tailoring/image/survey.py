@@ -38,7 +38,7 @@ from torchtailor.oci.filesystem import (
 from torchtailor.oci.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, TarReader
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.tailoring.libraries import is_program_with_code
-from torchtailor.trees.artifact.libraries import is_shared_name, may_be_elf
+from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name, may_be_elf
 from torchtailor.trees.licences import is_closed_text
 from torchtailor.trees.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 
@@ -172,11 +172,13 @@ class ImageSurvey:
     room: int  # bytes of libraries that may be kept
     strip: bool | None = None  # symbol tables: of all libraries, of none, or (None) of packages that have GPU code
     relr: bool = False  # whether relocations of these packages are packed
+    unopened: bool = False  # whether libraries may be left out because they were never opened
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # its licence files that are proprietary
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
+    shared: dict[Content, SharedFile] = field(default_factory=dict)  # what libraries are that may be left out
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
     debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
     glibcs: list[LayerFile] = field(default_factory=list)  # those that read packed relocations
@@ -310,6 +312,8 @@ class ImageSurvey:
         if not is_shared_name(file.path):
             found = is_program_with_code(source)
             return found, found
+        if self.unopened:
+            self.shared[file.content] = SharedFile.read(file.path, source)
         elf = ElfFile(source)
         if _GLIBC.search(file.path) and source.find(_READS_RELR, 0, source.size) >= 0:
             self.glibcs.append(file)
