@@ -161,8 +161,12 @@ class WheelTree(LocalTree):
     def sizes(self) -> dict[str, int]:
         return {member.name: member.size for member in self.distribution.archive.files}
 
+    @property
+    def package(self) -> Package:
+        return Package(self.distribution.metadata, self.distribution.dist_info)
+
     def packages(self, path: str) -> Sequence[Package]:
-        return (Package(self.distribution.metadata, self.distribution.dist_info),)
+        return (self.package,)
 
     def file(self, path: str) -> LibraryFile:
         wheel, member = self.distribution.path, self.distribution.archive.members[path]

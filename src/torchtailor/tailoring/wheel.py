@@ -45,7 +45,7 @@ from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.trees.wheels.metadata import with_requirements, with_tags, with_version
 from torchtailor.trees.wheels.name import TAILORED, WheelName, labelled_version
 from torchtailor.trees.wheels.no_gpu import is_gpu_package, stated_without_gpu
-from torchtailor.trees.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+from torchtailor.trees.wheels.record import FileHash, UnusualRecordError
 from torchtailor.trees.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.pack import PACK_SUFFIX
@@ -326,6 +326,10 @@ class _Making:
         )
         effort = _effort(options, [cut[name] for name in changed])
         added = self._added(own, cut, result.stand_ins)
+        if packs:
+            name = folder_name(self.distribution.metadata.name)
+            note = split_note(name, self.version, cut.values())
+            added.append(self._new(f"{pack_folder(name)}/{SPLIT_NOTE}", note))
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             _write(writer, self, changed, cut, document, packed, effort, added, packs)
         made = finished.enter_context(WheelArchive(target))
@@ -345,9 +349,11 @@ class _Making:
         others."""
         beside = {file.path: file for name, job in jobs.items() for file in job.added(self.tree, cut[name])}
         kept = [beside[path] for path in sorted(beside) if not (self.options.split and path.endswith(PACK_SUFFIX))]
-        (package,) = self.tree.packages("")
-        libraries = [NewFile(one.path, one.content, FileState(one.sha256, one.size), package) for one in for_gpus]
+        libraries = [self._new(one.path, one.content) for one in for_gpus]
         return [*kept, *stand_ins(self.tree, self.dropped).values(), *libraries]
+
+    def _new(self, path: str, content: bytes) -> NewFile:
+        return NewFile(path, content, FileState.of_bytes(content), self.tree.package)
 
     def _required(self, stated: str) -> str | None:
         """What is left of a requirement without a GPU."""
@@ -549,44 +555,29 @@ def _write(
 ) -> None:
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
-    rows: list[RecordRow] = []
     anew = _written_anew(making, changed, results, packs)
     for member in distribution.payload():
         if member.name in making.dropped:
             continue
         name = distribution.renamed(member.name, version)
         if member.name in changed:
-            cut, result = changed[member.name], results[member.name]
+            cut, sha256 = changed[member.name], results[member.name].sha256_out
             mode = member.mode or stat.S_IFREG | 0o755
-            if known := packed.get((result.sha256_out, mode, effort)):
-                writer.copy(*known, name)
+            if known := packed.get((sha256, mode, effort)):
+                writer.copy(*known, name, FileHash.from_hex(sha256))
             else:
-                writer.add_file(name, cut, mode)
-            rows.append(FileState(result.sha256_out, result.size_after).row(name))
+                writer.add_file(name, cut, mode, sha256=FileHash.from_hex(sha256))
             cut.unlink()
         elif member.name in anew:
-            data = anew[member.name]
-            writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
-            rows.append(FileState.of_bytes(data).row(name))
+            writer.add_bytes(name, anew[member.name], member.mode or DEFAULT_MODE)
         else:
-            writer.copy(distribution.archive, member, name)
-            row = distribution.record.get(member.name)
-            if row:
-                rows.append(RecordRow(name, row.hash, member.size))
+            writer.copy(distribution.archive, member, name, distribution.hash_of(member))
     for file in added:
         name = distribution.renamed(file.path, version)
         if isinstance(file.content, bytes):
             writer.add_bytes(name, file.content)
         else:
-            writer.add_file(name, file.content)
-        rows.append(file.state.row(name))
-    if packs:
-        name = folder_name(distribution.metadata.name)
-        note = split_note(name, version, results.values())
-        writer.add_bytes(f"{pack_folder(name)}/{SPLIT_NOTE}", note)
-        rows.append(FileState.of_bytes(note).row(f"{pack_folder(name)}/{SPLIT_NOTE}"))
+            writer.add_file(name, file.content, sha256=FileHash.from_hex(file.state.sha256))
     dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
     writer.add_bytes(f"{dist_info}{MANIFEST}", document)
-    rows.append(FileState.of_bytes(document).row(f"{dist_info}{MANIFEST}"))
-    rows.append(RecordRow(f"{dist_info}RECORD"))
-    writer.add_bytes(f"{dist_info}RECORD", Record(rows).encode())
+    writer.add_record(f"{dist_info}RECORD")

@@ -63,8 +63,8 @@ def image(tmp_path: Path) -> str:
     return stock(tmp_path / "stock", [tar_of(package(FILES)), tar_of(later)])
 
 
-def cut(image: str, tmp_path: Path, options: Cut, **how: bool) -> ImageReport:
-    return cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(options, **how))
+def cut(image: str, tmp_path: Path, options: Cut, squash_shadowed: bool = False) -> ImageReport:
+    return cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(options, squash_shadowed))
 
 
 @pytest.mark.parametrize("squash", [False, True])
