@@ -166,6 +166,8 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 def stage(job: PlaceJob) -> LibraryResult:
     """In a worker: cut a library into the staging folder; the environment is not touched."""
+    if not job.options.dry_run:
+        job.target.parent.mkdir()
     result = job.cut(durable=True)
     if result.status.changed and job.removed and not job.options.dry_run:
         delta = job.target.with_name("removed")
