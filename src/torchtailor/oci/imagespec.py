@@ -17,9 +17,9 @@ from torchtailor.core.errors import BadInputError
 from torchtailor.oci.compression import LayerCompression
 from torchtailor.oci.descriptor import Descriptor, MediaType, Platform
 from torchtailor.oci.manifests import to_oci
-from torchtailor.oci.transports.base import Document
+from torchtailor.oci.transports.base import Document, ImageSource
 
-CONFIG_LIMIT = 16 << 20  # bytes; real ones have a few kB
+_CONFIG_LIMIT = 16 << 20  # bytes; real ones have a few kB
 MOST_LAYERS = 1000  # docker and containerd take 127
 
 _AGAIN = "Fetch or build the image again."
@@ -127,6 +127,15 @@ class ImageConfig:
                 f"The configuration of {where} lists {len(ids)} layers, and its manifest {layers}.", _AGAIN
             )
         return cls(document, tuple(ids))
+
+    @classmethod
+    def read(cls, source: ImageSource, manifest: ImageManifest) -> ImageConfig:
+        """The configuration that a manifest names."""
+        wanted, where = manifest.config, source.name
+        if wanted.size > _CONFIG_LIMIT:
+            raise BadInputError(f"The configuration of {where} is too large: {wanted.size} bytes.", _AGAIN)
+        with source.blob(wanted) as pieces:
+            return cls.parse(b"".join(pieces), len(manifest.layers), where)
 
     @property
     def platform(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchtailor.core.disk import disk_errors
-from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
+from torchtailor.core.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.format import counted, printable
 from torchtailor.core.progress import Progress
 from torchtailor.core.version import __version__
@@ -19,7 +19,6 @@ from torchtailor.oci.compression import LayerWriter, UnpackedLayer, WrittenLayer
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.filesystem import Content, LayerFile, MemberKind
 from torchtailor.oci.imagespec import (
-    CONFIG_LIMIT,
     ImageConfig,
     ImageManifest,
     NewLayer,
@@ -27,7 +26,6 @@ from torchtailor.oci.imagespec import (
     layer_type,
     new_manifest,
     read_manifest,
-    wrong_layer,
 )
 from torchtailor.oci.rewrite import LayerChanges, NewMember
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
@@ -38,7 +36,7 @@ from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.packages import Packages
 from torchtailor.tailoring.image.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
-from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, doubled
+from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, counted_pieces, doubled
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.packs import check_tools_for, folders_of_packs
 from torchtailor.tailoring.tree import NewFile, left_out_of
@@ -123,14 +121,7 @@ class _OneImage:
 
     @cached_property
     def config(self) -> ImageConfig:
-        wanted = self.manifest.config
-        if wanted.size > CONFIG_LIMIT:
-            raise BadInputError(
-                f"The configuration of {self.where} is too large: {wanted.size} bytes.",
-                "Fetch or build the image again.",
-            )
-        with self.cutter.source.blob(wanted) as pieces:
-            return ImageConfig.parse(b"".join(pieces), len(self.manifest.layers), self.where)
+        return ImageConfig.read(self.cutter.source, self.manifest)
 
     @cached_property
     def survey(self) -> ImageSurvey:
@@ -171,17 +162,13 @@ class _OneImage:
         for number, layer in enumerate(layers):
             where = f"Layer {number + 1} of {self.where}"
             with self._pieces(layer, spool=True) as pieces:
-                facts = self.survey.add_layer(self._counted(pieces), layer.size, where)
-            if facts.diff_id != config.diff_ids[number]:
-                raise wrong_layer(where, facts.diff_id, config.diff_ids[number])
+                self.survey.add_layer(self._counted(pieces), layer.size, config.diff_ids[number], where)
             if self._settled(number):
                 self.cutter.send(layer, self.spooled.pop(layer.digest, None))
                 self.sent.add(number)
 
     def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            self.cutter.progress.advance(len(piece))
-            yield piece
+        return counted_pieces(pieces, self.cutter.progress)
 
     @contextmanager
     def _counted_pieces(self, number: int) -> Iterator[Iterator[bytes]]:

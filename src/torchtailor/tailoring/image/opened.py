@@ -32,13 +32,11 @@ from torchtailor.oci.compression import UnpackedLayer
 from torchtailor.oci.filesystem import Content, LayerFile, MemberKind
 from torchtailor.oci.imagespec import (
     ARCHITECTURES,
-    CONFIG_LIMIT,
     ImageConfig,
     ImageManifest,
     is_attestation,
     read_index,
     read_manifest,
-    wrong_layer,
 )
 from torchtailor.oci.manifests import is_index
 from torchtailor.oci.tarstream import TarReader
@@ -46,7 +44,7 @@ from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.choose import open_source
 from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
 from torchtailor.tailoring.image.cut_image import chosen_image, no_image
-from torchtailor.tailoring.image.survey import LayerScan, store
+from torchtailor.tailoring.image.survey import LayerScan, counted_pieces, store
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.libraries import may_be_elf
 from torchtailor.workload.pack import PACK_SUFFIX
@@ -74,12 +72,7 @@ def opened_image(
         with disk_errors(place, unchanged="Set TMPDIR to a folder on a disk with more room."):
             folder = stack.enter_context(staging_folder(place))
             manifest = read_manifest(_one_image(source, platform), source.name)
-            if manifest.config.size > CONFIG_LIMIT:
-                raise BadInputError(
-                    f"The configuration of {source.name} is too large.", "Fetch or build the image again."
-                )
-            with source.blob(manifest.config) as pieces:
-                config = ImageConfig.parse(b"".join(pieces), len(manifest.layers), source.name)
+            config = ImageConfig.read(source, manifest)
             root = _Unpacking(source, manifest, config, folder, progress).run()
         gpus = tuple(filter(None, config.label(ANNOTATION_GPUS).split(",")))
         yield Artifact(root, ArtifactKind.IMAGE, label=source.name, made_for=gpus)
@@ -123,17 +116,10 @@ class _Unpacking:
         for number, layer in enumerate(layers):
             where = f"Layer {number + 1} of {self._source.name}"
             with self._source.blob(layer) as pieces:
-                tar = UnpackedLayer(self._counted(pieces), layer.size, where)
-                facts = self._scan.add_layer(tar, where)
-            if facts.diff_id != self._config.diff_ids[number]:
-                raise wrong_layer(where, facts.diff_id, self._config.diff_ids[number])
+                tar = UnpackedLayer(counted_pieces(pieces, self._progress), layer.size, where)
+                self._scan.add_layer(tar, self._config.diff_ids[number], where)
         self._build()
         return self._root
-
-    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            self._progress.advance(len(piece))
-            yield piece
 
     def _file(self, reader: TarReader, file: LayerFile) -> None:
         """Store the bytes of one file, if they matter."""
