@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from torchtailor.cli._options import listed
 from torchtailor.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtailor.surgery.cut import Cut
+    from torchtailor.surgery.result import LibraryResult
 
 SMALLER = "To save more"
 _WORKLOAD = "For one program"
@@ -166,6 +170,23 @@ def _refusal(command: str, name: str) -> UsageError:
     why, instead = REFUSED[(command, name)]
     written = next(option.written for option in OPTIONS if option.name == name)
     return UsageError(f"{written} is not for `{command}`: {why}.", instead)
+
+
+def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:
+    """What became of the code that these libraries no longer have."""
+    from torchtailor.core.format import counted, human_bytes
+
+    moved = [library for library in libraries if library.moved]
+    if not moved:
+        return
+    if cut.no_pack:
+        made = f"{'would be' if cut.dry_run else 'was'} left out: no pack was asked for"
+    elif cut.dry_run:
+        made = "would go to packs"
+    else:
+        made = "is in packs" + (f" of {human_bytes(sum(library.pack_size for library in moved))}" if sizes else "")
+    what = "The GPU code" if cut.split else "What the workload does not use"
+    yield f"{what} of {counted(len(moved), 'library', 'libraries')} {made}."
 
 
 def without_gpu(command: str, gpu: str | None) -> bool:

@@ -27,7 +27,7 @@ from torchtailor.tailoring.image.result import ImageReport
 from torchtailor.verification.static.packed import packs_of
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
-from torchtailor.workload.trace import Trace
+from torchtailor.workload.trace import Trace, write_trace
 
 FAT = (Path(__file__).parents[1] / "gpucode" / "fixtures" / "raw.so").read_bytes()
 SITE = "usr/lib/python3/site-packages"
@@ -137,6 +137,17 @@ def test_what_history_says(tmp_path: Path, image: str) -> None:
     said = read_image(tmp_path / "cut").config["history"][-1]
     text = json.dumps(said)
     assert f"--workload {TracedWorkload(TRACE).label} --margin exact --no-pack --drop-unopened" in text
+
+
+def test_the_command(
+    tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "app.trace", TRACE)
+    line = ["image", image, "oci:cut:x", "--gpu", "9.0", "--workload", "app.trace"]
+    for more, said in (["--dry-run"], "would go to packs"), ([], "is in packs of"), (["--no-pack"], "was left out"):
+        assert main([*line, *more]) == 0
+        assert f"What the workload does not use of 4 libraries {said}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_split_is_refused(tmp_path: Path, image: str) -> None:
