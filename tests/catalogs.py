@@ -7,6 +7,7 @@ the real one.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,14 @@ VERSIONS: dict[tuple[int, ...], str] = {
 }
 
 
+_own_catalog = cache(load._own_catalog.__wrapped__)  # read once, while it is pinned
+
+
 def pin(patch: pytest.MonkeyPatch) -> None:
     """From now on `load_catalog` gives the releases of that day, with the user's file added as ever."""
     real = load._read
     patch.setattr(load, "_read", lambda name: _of_that_day(real(name)))
+    patch.setattr(load, "_own_catalog", _own_catalog)
 
 
 def load_pinned(directory: Path) -> Catalog:

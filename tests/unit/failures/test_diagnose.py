@@ -7,8 +7,6 @@ import io
 import json
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.calling import call
 from torchtailor.core.errors import ExitCode
 from torchtailor.verification.failures import Diagnosis, diagnose, load_failures
 from torchtailor.verification.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
@@ -405,19 +404,13 @@ def test_a_log_without_anything_telling_costs_nothing(monkeypatch: pytest.Monkey
     assert work(NOISE, monkeypatch) == 0
 
 
-def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchtailor", "diagnose", *arguments], input=stdin, capture_output=True, check=False
-    )
-
-
 def test_command() -> None:
-    known = run(str(LOGS / "nvcc-unsupported-arch.log"))
+    known = call("diagnose", str(LOGS / "nvcc-unsupported-arch.log"))
     assert known.returncode == 0
-    assert b"compute_61" in known.stdout
-    piped = run("-", "--json", stdin=(LOGS / "nix-hash.log").read_bytes())
+    assert "compute_61" in known.stdout
+    piped = call("diagnose", "-", "--json", stdin=(LOGS / "nix-hash.log").read_bytes())
     assert json.loads(piped.stdout)["finding"]["failure"] == "nix-hash"
-    assert run("-", stdin=b"x.c:1:1: error: odd\n").returncode == ExitCode.NO_MATCH
-    missing = run("/nonexistent.log")
-    assert (missing.returncode, missing.stderr.startswith(b"error: The log")) == (ExitCode.BAD_INPUT, True)
-    assert run("/").returncode == ExitCode.BAD_INPUT
+    assert call("diagnose", "-", stdin=b"x.c:1:1: error: odd\n").returncode == ExitCode.NO_MATCH
+    missing = call("diagnose", "/nonexistent.log")
+    assert (missing.returncode, missing.stderr.startswith("error: The log")) == (ExitCode.BAD_INPUT, True)
+    assert call("diagnose", "/").returncode == ExitCode.BAD_INPUT
