@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettin
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.tables import read_table
 from torchtailor.core.trust import Limit, read_limited
 
 _log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ def _check_methods(documents: list[dict[str, Any]], added: Mapping[str, Any]) ->
 @cache
 def _read(name: str) -> dict[str, Any]:
     """A file of the package, which nobody changes while we run."""
-    return tomllib.loads(files("torchtailor.catalog").joinpath("data", name).read_text("utf-8"))
+    return read_table("catalog", name, dict[str, Any])
 
 
 def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
