@@ -22,7 +22,7 @@ from torchtailor.catalog.methods import Basis, Method
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import MethodCoverage, Variant
-from torchtailor.catalog.versions import Dotted, python_key
+from torchtailor.catalog.versions import python_key
 
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
 
@@ -188,14 +188,14 @@ def _why_not_run(rules: GpuRules, compute: Capability, name: str, promised: Capa
 
 def _why_no_wheels(host: Host, release: Release) -> str | None:
     system = host.system
+    if not system.lacks_glibc(release.wheel_glibc):
+        return None
     if system.libc == "musl":
         return "Official wheels are built for glibc, and this system has musl."
-    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < release.wheel_glibc:
-        return (
-            f"Official wheels need glibc {release.wheel_glibc} or newer; this system has {system.libc_version}. They "
-            "run in a container with a newer one."
-        )
-    return None
+    return (
+        f"Official wheels need glibc {release.wheel_glibc} or newer; this system has {system.libc_version}. They "
+        "run in a container with a newer one."
+    )
 
 
 def _why_not_loaded(situation: Situation, variant: Variant) -> str | None:
