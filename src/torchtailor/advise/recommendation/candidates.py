@@ -187,14 +187,14 @@ def _why_not_run(rules: GpuRules, compute: Capability, name: str, promised: Capa
 
 
 def _why_no_wheels(host: Host, release: Release) -> str | None:
-    system = host.system
-    if not system.lacks_glibc(release.wheel_glibc):
+    system, needed = host.system, release.wheel_glibc(host.cpu.arch)
+    if not system.lacks_glibc(needed):
         return None
     if system.libc == "musl":
         return "Official wheels are built for glibc, and this system has musl."
     return (
-        f"Official wheels need glibc {release.wheel_glibc} or newer; this system has {system.libc_version}. They "
-        "run in a container with a newer one."
+        f"Official wheels of {release.version} need glibc {needed} or newer; this system has {system.libc_version}. "
+        "They run in a container with a newer one."
     )
 
 
