@@ -34,7 +34,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --dist loadgroup -m "not slow" tests
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow tests
+	TORCHTAILOR_TEST_LONG=1 $(BIN)/pytest -m "slow or hypothesis" tests
 
 # 50,000 mutants, 200 kills; TORTURE="--short" or "--seed 7 --only elf --case 123" for less (docs/reliability.md).
 torture: $(STAMP)

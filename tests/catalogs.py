@@ -8,6 +8,7 @@ the real one.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,20 @@ VERSIONS: dict[tuple[int, ...], str] = {
 }
 
 
+_read_catalog = load._own_catalog.__wrapped__
+
+
 def pin(patch: pytest.MonkeyPatch, without: Collection[tuple[int, ...]] = ()) -> None:
     """From now on `load_catalog` gives the releases of that day, with the user's file added as ever."""
     real = load._read
     patch.setattr(load, "_read", lambda name: _of_that_day(real(name), without))
+    patch.setattr(load, "_own_catalog", partial(_own_catalog, frozenset(without)))
+
+
+@cache
+def _own_catalog(without: frozenset[tuple[int, ...]]) -> Catalog:
+    """What is read while it is pinned, once for all tests."""
+    return _read_catalog()
 
 
 def load_pinned(directory: Path, without: Collection[tuple[int, ...]] = ()) -> Catalog:

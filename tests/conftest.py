@@ -23,7 +23,13 @@ from hypothesis import settings as hypothesis_settings
 from tests import skips
 
 # How long an example takes depends on what else the machine does; what is slow is seen by its place in --durations.
-hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `make test-slow` tries four times as many.
+hypothesis_settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=200 if "TORCHTAILOR_TEST_LONG" in os.environ else 50,
+)
 hypothesis_settings.load_profile("busy")
 
 # A runner that was started in the background ignores Ctrl-C, and every process it starts would inherit that.

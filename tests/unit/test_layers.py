@@ -19,7 +19,16 @@ ROOT = Path(torchtailor.__file__).parent
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours. A
 # package that is named with its parts has several floors, one above the other.
 FLOORS = (
-    {"core.version", "core.errors", "core.progress", "core.format", "core.cgroups", "core.urls", "core.documents"},
+    {
+        "core.version",
+        "core.errors",
+        "core.progress",
+        "core.format",
+        "core.cgroups",
+        "core.urls",
+        "core.documents",
+        "core.tables",
+    },
     {"core.disk", "core.trust", "core.extras", "core.processes", "core.pythons"},
     {"core.store", "core.templates"},
     {"catalog"},

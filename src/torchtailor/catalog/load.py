@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettin
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.tables import read_table
 from torchtailor.core.trust import Limit, read_limited
 
 _log = logging.getLogger(__name__)
@@ -98,8 +98,10 @@ class Catalog:
 
     def toolkit(self, version: str | Dotted) -> CudaToolkit:
         """The toolkit line of `12.9` or `12.9.1`."""
-        parts = (version if isinstance(version, Dotted) else Dotted(version)).parts
-        line = Dotted(".".join(str(part) for part in parts[:2]))
+        asked = version if isinstance(version, Dotted) else Dotted(version)
+        if (toolkit := self.toolkits.get(asked)) is not None:
+            return toolkit
+        line = Dotted(".".join(str(part) for part in asked.parts[:2]))
         if line not in self.toolkits:
             known = ", ".join(str(known) for known in self.toolkits)
             raise NoMatchError(f"CUDA {version} is not in the catalog.", f"Known: {known}.")
@@ -172,11 +174,11 @@ class Catalog:
 
 def load_catalog(directory: Path | None = None) -> Catalog:
     """The package's catalog with the `torchtailor.toml` of a directory (the current one) added to it."""
-    documents = [_read(name) for name in _FILES]
     user_file = (directory or Path.cwd()) / USER_FILE
     if not user_file.exists():
-        return _catalog(read_tables(documents), None)
+        return _own_catalog()
     _log.info("%s is added to the catalog", user_file)
+    documents = [_read(name) for name in _FILES]
     try:
         added = tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8"))
         _check_methods(documents, added)
@@ -188,6 +190,11 @@ def load_catalog(directory: Path | None = None) -> Catalog:
             f"{user_file} cannot be used: {str(error)[:_SHOWN].rstrip('.')}.",
             f"`torchtailor help {page}` has its tables.",
         ) from error
+
+
+@cache
+def _own_catalog() -> Catalog:
+    return _catalog(read_tables([_read(name) for name in _FILES]), None)
 
 
 def _check_methods(documents: list[dict[str, Any]], added: Mapping[str, Any]) -> None:
@@ -202,7 +209,7 @@ def _check_methods(documents: list[dict[str, Any]], added: Mapping[str, Any]) ->
 @cache
 def _read(name: str) -> dict[str, Any]:
     """A file of the package, which nobody changes while we run."""
-    return tomllib.loads(files("torchtailor.catalog").joinpath("data", name).read_text("utf-8"))
+    return read_table("catalog", name, dict[str, Any])
 
 
 def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
+
+from torchtailor.core.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,4 @@ def maker_of(path: Path | str, soname: str = "") -> Maker | None:
 @cache
 def known_makers() -> tuple[Maker, ...]:
     """All makers whose libraries are recognised."""
-    text = files("torchtailor.catalog").joinpath("data/makers.toml").read_text("utf-8")
-    return tuple(
-        Maker(row["name"], row["proprietary"], tuple(row["sonames"]), tuple(row["open_sonames"]))
-        for row in tomllib.loads(text)["maker"]
-    )
+    return read_table("catalog", "makers.toml", dict[str, tuple[Maker, ...]])["maker"]

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
-
-import msgspec
 
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.schema import Strict, decode
 from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import NoMatchError
+from torchtailor.core.tables import read_table
 
 Words = tuple[str, ...]
 
@@ -140,7 +137,7 @@ def _supports(driver: Dotted, gpu: Gpu | None) -> bool:
 
 @cache
 def _chip_file() -> _ChipFile:
-    return decode(_load("chips.toml"), _ChipFile, {"other": "name", "ended": "family"})
+    return decode(read_table("catalog", "chips.toml", dict[str, Any]), _ChipFile, {"other": "name", "ended": "family"})
 
 
 @cache
@@ -151,11 +148,7 @@ def _board_word() -> re.Pattern[str]:
 
 @cache
 def _pci_file() -> _PciFile:
-    return msgspec.convert(_load("pci.toml"), _PciFile)
-
-
-def _load(name: str) -> dict[str, Any]:
-    return tomllib.loads(files("torchtailor.catalog").joinpath("data", name).read_text("utf-8"))
+    return read_table("catalog", "pci.toml", _PciFile)
 
 
 def pci_gpu(device: str) -> PciGpu | None:

@@ -8,13 +8,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 
 from torchtailor.catalog.schema import Strict
 from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.core.tables import read_table
 
 LOCK_NAME = "torchtailor-hashes.toml"
 KEPT_NAME = "torchtailor-kept.toml"
@@ -215,8 +215,7 @@ class Pins:
 
 def load_pins(tree: Path | None = None) -> Pins:
     """The packaged pins, with the lock of a tree (its `.flox` folder) if given."""
-    text = files("torchtailor.catalog").joinpath("data", "nix.toml").read_text("utf-8")
-    packaged = msgspec.convert(tomllib.loads(text), NixFile)
+    packaged = read_table("catalog", "nix.toml", NixFile)
     return Pins(packaged, read_lock(tree), read_kept(tree)) if tree else Pins(packaged, {})
 
 

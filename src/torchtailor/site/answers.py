@@ -6,11 +6,9 @@ These functions run in Python and, compiled, in the page; nothing of them is wri
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -21,6 +19,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.catalog.variants import Matrix
 from torchtailor.core.errors import TorchtailorError
+from torchtailor.core.tables import read_table
 from torchtailor.site.hosts import USUAL_CPU, Query, has_own_cpu, query_host, read_query
 
 
@@ -76,8 +75,7 @@ class _SizeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _sizes() -> _SizeFile:
-    text = files("torchtailor.site").joinpath("data", "sizes.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _SizeFile)
+    return read_table("site", "sizes.toml", _SizeFile)
 
 
 def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:

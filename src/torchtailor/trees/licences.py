@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import PurePosixPath
 
 from torchtailor.catalog.makers import maker_of
+from torchtailor.core.tables import read_table
 from torchtailor.trees.wheels.metadata import Metadata
 
 _log = logging.getLogger(__name__)
@@ -95,14 +94,4 @@ def is_closed_text(text: str) -> bool:
 
 @cache
 def _rules() -> _Rules:
-    table = tomllib.loads(files("torchtailor.catalog").joinpath("data/licences.toml").read_text("utf-8"))
-    return _Rules(
-        nvidia_packages=tuple(table["nvidia_packages"]),
-        nvidia_licence=table["nvidia_licence"],
-        open_licences=tuple(table["open_licences"]),
-        closed_words=tuple(table["closed_words"]),
-        open_classifier=table["open_classifier"],
-        closed_classifier=table["closed_classifier"],
-        closed_texts=tuple(table["closed_texts"]),
-        misclassified=tuple(table["misclassified"]),
-    )
+    return read_table("catalog", "licences.toml", _Rules)

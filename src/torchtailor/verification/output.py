@@ -9,27 +9,16 @@ from typing import Annotated, Any
 from xml.etree import ElementTree
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from torchtailor.core.disk import write_output
 from torchtailor.core.errors import BadInputError
-from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
+from torchtailor.verification.result import Check, CheckOutcome, VerifyReport
 
 FORMAT = 1
 
 # Characters that XML 1.0 cannot hold even when escaped; libraries' own messages sometimes have them.
 _NOT_XML = {code: " " for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
-
-
-class CheckDocument(Struct):
-    """One line of a verification."""
-
-    level: Level
-    name: str
-    outcome: CheckOutcome
-    reason: Annotated[str, Meta(description="a sentence")] = ""
-    details: dict[str, Any] | UnsetType = UNSET
-    seconds: float | UnsetType = UNSET
 
 
 class VerifyDocument(Struct):
@@ -40,7 +29,7 @@ class VerifyDocument(Struct):
     level_not_reached: Annotated[str, Meta(description="why the level asked for could not be checked, or empty")]
     counts: Annotated[dict[str, int], Meta(description="by outcome")]
     facts: Annotated[dict[str, Any], Meta(description="see [verify.md](verify.md)")]
-    checks: tuple[CheckDocument, ...]
+    checks: tuple[Check, ...]
     format: int = FORMAT
 
 
@@ -48,7 +37,7 @@ class _Written(Struct):
     """What is read of a report: all else follows from it."""
 
     target: str
-    checks: tuple[CheckDocument, ...]
+    checks: tuple[Check, ...]
     facts: dict[str, Any] = {}
 
 
@@ -64,17 +53,7 @@ def as_document(report: VerifyReport) -> VerifyDocument:
         report.not_reached,
         {outcome.value: report.count(outcome) for outcome in CheckOutcome},
         _plain(report.facts),
-        tuple(
-            CheckDocument(
-                check.level,
-                check.name,
-                check.outcome,
-                check.reason,
-                _plain(check.details) or UNSET,
-                UNSET if check.seconds is None else round(check.seconds, 6),
-            )
-            for check in report.checks
-        ),
+        tuple(msgspec.structs.replace(check, details=_plain(check.details)) for check in report.checks),
     )
 
 
@@ -91,33 +70,20 @@ def read_report(document: bytes | str) -> VerifyReport:
         raise BadInputError(
             f"This is not a verification report: {error}.", "Write one with `torchtailor verify --json`."
         ) from error
-    checks = (
-        Check(
-            row.level,
-            row.name,
-            row.outcome,
-            row.reason,
-            row.details or {},
-            row.seconds if row.seconds is not UNSET else None,
-        )
-        for row in read.checks
-    )
-    return VerifyReport(read.target, tuple(checks), read.facts)
+    return VerifyReport(read.target, read.checks, read.facts)
 
 
 def as_junit(report: VerifyReport) -> bytes:
     """JUnit XML: a suite for each level, a case for each check."""
-    root = ElementTree.Element("testsuites", _counts(report.checks), name=_text(report.target))
+    took: Mapping[str, float] = report.facts.get("level_seconds", {})
+    counts = _counts(report.checks, report.facts.get("total_seconds", 0))
+    root = ElementTree.Element("testsuites", counts, name=_text(report.target))
     for level in report.levels:
-        checks = report.at(level)
-        suite = ElementTree.SubElement(root, "testsuite", _counts(checks), name=f"{level.number} {level.value}")
-        for check in checks:
+        counts = _counts(report.at(level), took.get(level.value, 0))
+        suite = ElementTree.SubElement(root, "testsuite", counts, name=f"{level.number} {level.value}")
+        for check in report.at(level):
             case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=f"torchtailor.verify.{level.value}",
-                name=_text(check.name),
-                time=f"{check.seconds or 0:.3f}",
+                suite, "testcase", classname=f"torchtailor.verify.{level.value}", name=_text(check.name)
             )
             if check.outcome is CheckOutcome.FAIL:
                 failure = ElementTree.SubElement(case, "failure", message=_text(check.reason))
@@ -129,21 +95,16 @@ def as_junit(report: VerifyReport) -> bytes:
     return encoded + b"\n"
 
 
-def write_json(report: VerifyReport, path: Path) -> None:
-    encoded = msgspec.json.encode(as_document(report), order="deterministic")
-    write_output(path, msgspec.json.format(encoded, indent=2) + b"\n")
-
-
 def write_junit(report: VerifyReport, path: Path) -> None:
     write_output(path, as_junit(report))
 
 
-def _counts(checks: tuple[Check, ...]) -> dict[str, str]:
+def _counts(checks: tuple[Check, ...], seconds: float) -> dict[str, str]:
     return {
         "tests": str(len(checks)),
         "failures": str(sum(check.failed for check in checks)),
         "skipped": str(sum(check.outcome is CheckOutcome.NOT_APPLICABLE for check in checks)),
-        "time": f"{sum(check.seconds or 0 for check in checks):.3f}",
+        "time": f"{seconds:.3f}",
     }
 
 

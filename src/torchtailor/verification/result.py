@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from torchtailor.core.errors import CheckFailedError
 
@@ -31,16 +33,14 @@ class CheckOutcome(Enum):
     NOT_APPLICABLE = "not-applicable"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of a verification; `reason` is a sentence, `details` holds what a script would read."""
+class Check(Struct, frozen=True):
+    """One line of a verification; `details` holds what a script would read."""
 
     level: Level
     name: str
     outcome: CheckOutcome
-    reason: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float | None = None
+    reason: Annotated[str, Meta(description="a sentence")]
+    details: dict[str, Any] = {}
 
     @classmethod
     def of(cls, level: Level, name: str, passed: bool, reason: str = "", /, **details: Any) -> Check:

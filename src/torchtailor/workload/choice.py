@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
 from torchtailor.core.errors import NoMatchError
+from torchtailor.core.tables import read_table
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
@@ -45,8 +44,8 @@ class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def margins() -> dict[str, Margin]:
     """All margins, by name."""
-    text = files("torchtailor.workload").joinpath("data/margins.toml").read_text("utf-8")
-    return {margin.name: margin for margin in msgspec.convert(tomllib.loads(text)["margin"], tuple[Margin, ...])}
+    known = read_table("workload", "margins.toml", dict[str, tuple[Margin, ...]])["margin"]
+    return {margin.name: margin for margin in known}
 
 
 @dataclass(frozen=True)

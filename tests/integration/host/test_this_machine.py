@@ -7,12 +7,12 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.calling import call
 from tests.waiting import processes_naming, wait_until
 from torchtailor.advise.host import store
 from torchtailor.advise.host.detect import detect
@@ -22,14 +22,7 @@ pytestmark = pytest.mark.xdist_group("host")  # the commands run once for severa
 
 
 def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchtailor", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        check=False,
-        env={**os.environ, **env},
-    )
+    return call(*arguments, cwd=cwd, environment={**os.environ, **env})
 
 
 @pytest.fixture(scope="module")

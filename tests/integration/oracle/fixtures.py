@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
+
+from tests.calling import call
 
 FOLDER = Path(__file__).parents[2] / "fixtures/rdc"
 ARCHIVE = FOLDER / "libraries.tar.xz"
@@ -28,7 +28,6 @@ def unpack(folder: Path) -> Path:
 
 def tailor(source: Path, output: Path, *options: str) -> bool:
     """Whether `torchtailor tailor` has written an output; it writes none where the source has nothing for the GPU."""
-    command = [sys.executable, "-m", "torchtailor", "tailor", str(source), "-o", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = call("tailor", source, "-o", output, *options)
     assert done.returncode in (0, NOTHING_FOR_TARGET), done.stderr
     return done.returncode == 0

@@ -11,22 +11,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.calling import call
+
 ROOT = Path(__file__).parents[3]
 
 
 def run(*words: object, check: bool = True, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a program; its output is in the failure, if there is one."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, check=False, env={**environment, **extra}
-    )
+    environment = _outside_of_environments() | extra
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, env=environment)
     if check:
         assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout}\n{done.stderr}"
     return done
 
 
+def _outside_of_environments() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+
+
 def torchtailor(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "torchtailor", *words, check=check)
+    done = call(*words, environment=_outside_of_environments())
+    assert not check or done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 @pytest.fixture(scope="session")

@@ -16,14 +16,9 @@ from typing import Never
 
 import pytest
 
+from tests.calling import call
 from torchtailor.cli import COMMANDS, help_text, main
 from torchtailor.core.errors import EXIT_MEANINGS, ExitCode
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchtailor", *arguments], capture_output=True, text=True, cwd=cwd, check=False
-    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -48,7 +43,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_help_and_version() -> None:
     assert main([]) == 0
     assert all(name in help_text() for name in COMMANDS)
-    assert run("--version").stdout.startswith("torchtailor ")
+    assert call("--version").stdout.startswith("torchtailor ")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +64,7 @@ def test_help_and_version() -> None:
     ],
 )
 def test_errors_are_sentences_with_a_code(arguments: list[str], code: ExitCode, words: str) -> None:
-    result = run(*arguments)
+    result = call(*arguments)
     assert result.returncode == code
     assert result.stderr.startswith("error: ")
     assert words in result.stderr
@@ -77,18 +72,18 @@ def test_errors_are_sentences_with_a_code(arguments: list[str], code: ExitCode, 
 
 
 def test_matrix_formats() -> None:
-    as_json = json.loads(run("matrix", "--release", "cuda-13_0", "--json").stdout)
+    as_json = json.loads(call("matrix", "--release", "cuda-13_0", "--json").stdout)
     assert as_json["count"] == 59 == len(as_json["variants"])
-    rows = list(csv.DictReader(io.StringIO(run("matrix", "--release", "cuda-13_0", "--csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(call("matrix", "--release", "cuda-13_0", "--csv").stdout)))
     assert [row["unique_name"] for row in rows] == [row["unique_name"] for row in as_json["variants"]]
-    markdown = run("matrix", "--release", "cuda-13_0", "--markdown").stdout.splitlines()
+    markdown = call("matrix", "--release", "cuda-13_0", "--markdown").stdout.splitlines()
     assert len(markdown) == 61
-    assert "59 variants (cuda-13_0 59)" in run("matrix", "--release", "cuda-13_0").stdout
-    assert "\n1 variant (cuda-13_0 1)" in run("matrix", "sm90-avx512", "--release", "cuda-13_0").stdout
+    assert "59 variants (cuda-13_0 59)" in call("matrix", "--release", "cuda-13_0").stdout
+    assert "\n1 variant (cuda-13_0 1)" in call("matrix", "sm90-avx512", "--release", "cuda-13_0").stdout
 
 
 def test_an_empty_json_is_still_json() -> None:
-    done = run("matrix", "zzz*", "--json")
+    done = call("matrix", "zzz*", "--json")
     assert json.loads(done.stdout) == {"schema": "torchtailor-matrix/1", "count": 0, "variants": []}
     assert done.returncode == 3  # as without --json: nothing matches
 
@@ -96,10 +91,10 @@ def test_an_empty_json_is_still_json() -> None:
 def test_the_users_file_works_end_to_end(tmp_path: Path) -> None:
     row = '[[row]]\nrelease = "2.15"\ncuda = "13.2"\ngpus = ["8.7"]\ncpus = ["armv8_2"]\n'
     (tmp_path / "torchtailor.toml").write_text(row)
-    found = json.loads(run("matrix", "sm87-*", "--json", cwd=tmp_path).stdout)
+    found = json.loads(call("matrix", "sm87-*", "--json", cwd=tmp_path).stdout)
     assert [v["unique_name"] for v in found["variants"]] == ["pytorch215-python313-cuda13_2-sm87-armv8_2"]
     (tmp_path / "torchtailor.toml").write_text("[[gpu]]\n")
-    broken = run("matrix", cwd=tmp_path)
+    broken = call("matrix", cwd=tmp_path)
     assert (broken.returncode, "torchtailor.toml" in broken.stderr) == (ExitCode.USAGE, True)
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.catalog import Capability
+from torchtailor.core.documents import plain
 from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem
-from torchtailor.verification.output import as_document, as_junit, read_report, write_json, write_junit
+from torchtailor.verification.output import as_document, as_junit, read_report, write_junit
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 
 PASS = Check.of(Level.STATIC, "gpu code", True, "all 9.0")
@@ -37,10 +39,9 @@ def test_a_report_of_nothing_but_skips_has_not_passed() -> None:
     VerifyReport("x", (PASS,)).raise_if_failed()
 
 
-def test_json_round_trip(tmp_path: Path) -> None:
+def test_json_round_trip() -> None:
     report = VerifyReport("x", (PASS, FAIL, SKIP), {"where": Path("/a"), "level": Level.GPU})
-    write_json(report, tmp_path / "r.json")
-    again = read_report((tmp_path / "r.json").read_bytes())
+    again = read_report(msgspec.json.encode(plain(as_document(report))))
     assert as_document(again) == as_document(report)
     assert as_document(report).counts == {"pass": 1, "fail": 1, "not-applicable": 1}
     assert again.checks[1].details["stderr"] == "boom"
@@ -53,9 +54,11 @@ def test_bad_json(text: str) -> None:
 
 
 def test_junit(tmp_path: Path) -> None:
-    write_junit(VerifyReport("x", (PASS, FAIL, SKIP)), tmp_path / "deep" / "r.xml")
+    took = {"level_seconds": {"static": 1.5, "import": 2}, "total_seconds": 3.75}
+    write_junit(VerifyReport("x", (PASS, FAIL, SKIP), took), tmp_path / "deep" / "r.xml")
     root = ElementTree.parse(tmp_path / "deep" / "r.xml").getroot()
-    assert root.attrib["tests"] == "3"
+    assert (root.attrib["tests"], root.attrib["time"]) == ("3", "3.750")
+    assert [suite.attrib["time"] for suite in root] == ["1.500", "2.000", "0.000"]
     assert [suite.attrib["name"] for suite in root] == ["1 static", "2 import", "3 gpu"]
     failure = root.find(".//failure")
     assert failure is not None
@@ -79,5 +82,5 @@ def test_any_message_makes_readable_xml(name: str, reason: str) -> None:
 def test_unwritable_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem):
-        write_json(VerifyReport("x", (PASS,)), tmp_path / "file" / "r.json")
+        write_junit(VerifyReport("x", (PASS,)), tmp_path / "file" / "r.xml")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

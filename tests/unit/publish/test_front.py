@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from torchtailor.core.documents import plain
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.store import open_store
 from torchtailor.publish import lifecycle
 from torchtailor.publish.front import LEVELS
 from torchtailor.publish.publish import publish
-from torchtailor.verification.output import write_json
+from torchtailor.verification.output import as_document
 from torchtailor.verification.result import Check, Level, VerifyReport
 
 VARIANT = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -24,7 +25,8 @@ def verified(wheelhouse: Path, *, passed: bool = True) -> None:
         Check.of(Level.STATIC, "coverage", True, "all there"),
         Check.of(Level.IMPORT, "import torch", passed, "works"),
     )
-    write_json(VerifyReport(str(wheelhouse), checks, {}), wheelhouse / "verify.json")
+    document = plain(as_document(VerifyReport(str(wheelhouse), checks, {})))
+    (wheelhouse / "verify.json").write_text(json.dumps(document))
     (wheelhouse / "report.html").write_text("<h1>the report</h1>")
 
 

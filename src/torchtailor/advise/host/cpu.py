@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
 from torchtailor.advise.host.model import Cpu
 from torchtailor.advise.host.probe import Probe
 from torchtailor.core.cgroups import cores_within
+from torchtailor.core.tables import read_table
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
 Processor = Mapping[str, str]
@@ -40,8 +39,7 @@ class ArmCores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def arm_cores() -> ArmCores:
-    text = files("torchtailor.advise.host").joinpath("data", "arm_cores.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), ArmCores)
+    return read_table("advise.host", "arm_cores.toml", ArmCores)
 
 
 def detect_cpu(probe: Probe) -> Cpu:

@@ -109,6 +109,12 @@ class System(Described, frozen=True, kw_only=True):
     def linux(self) -> bool:
         return self.os_id not in ("macos", "windows", "freebsd", "openbsd", "netbsd", "sunos")
 
+    def lacks_glibc(self, needed: Dotted) -> bool:
+        """Whether what needs this glibc or a newer one does not run here, as far as is known."""
+        if self.libc == "glibc" and self.libc_version is not None:
+            return Dotted(self.libc_version) < needed
+        return self.libc == "musl"
+
 
 class Room(Described, frozen=True, kw_only=True):
     """Memory and disk, in bytes; limits of control groups are taken into account."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
 from torchtailor.advise.host.model import CapabilityText, Driver, GpuDevice, Note, Tegra, VersionText
 from torchtailor.advise.host.probe import Probe
 from torchtailor.catalog.versions import Dotted
+from torchtailor.core.tables import read_table
 
 
 class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,8 +83,7 @@ class TegraTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def tegra_table() -> TegraTable:
-    text = files("torchtailor.advise.host").joinpath("data", "tegra.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), TegraTable)
+    return read_table("advise.host", "tegra.toml", TegraTable)
 
 
 def describe_tegra(model: str, chip: str | None, l4t: str | None) -> Tegra:

@@ -8,7 +8,7 @@ contains what its name says), the default index's build, a driver that supports 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -21,8 +21,8 @@ from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuR
 from torchtailor.catalog.methods import Basis, Method
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
-from torchtailor.catalog.variants import MethodCoverage, Variant, coverage
-from torchtailor.catalog.versions import Dotted, python_key
+from torchtailor.catalog.variants import MethodCoverage, Variant
+from torchtailor.catalog.versions import python_key
 
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
 
@@ -95,21 +95,27 @@ class Refusal:
 Judgement = Candidate | Refusal
 
 
-def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Judgement]:
-    """Judge the variants for the CPU: with GPUs to run on the GPU ones, else the CPU ones.
+def judge_all(situation: Situation) -> Iterator[Judgement]:
+    """Judge the variants for the CPU: with GPUs to run on the GPU ones, else the CPU ones."""
+    return _judge_each(situation, list(_variants(situation)), any_driver=False)
+
+
+def _variants(situation: Situation) -> Iterator[Variant]:
+    request, arch, with_gpu = situation.request, situation.host.cpu.arch, bool(situation.devices)
+    for variant in situation.matrix.variants(request.release, request.wanted_python):
+        if (variant.gpu is not None) == with_gpu and variant.arch == arch:
+            yield variant
+
+
+def _judge_each(situation: Situation, variants: Sequence[Variant], *, any_driver: bool) -> Iterator[Judgement]:
+    """Judge these variants with every method.
 
     An instruction set that the CPU does not run rules out source and Nix builds. The official wheel takes its kernels
     at run time: where no variant of it is named for less, the one with the least demanding name stands for it. With
     `any_driver` the driver is assumed to be as new as needed.
     """
-    request = situation.request
-    known = situation.catalog
-    methods = [known.method(request.method)] if request.method else list(known.methods.values())
-    variants = [
-        variant
-        for variant in situation.matrix.variants(request.release, request.wanted_python)
-        if (variant.gpu is not None) == bool(situation.devices) and variant.arch == situation.host.cpu.arch
-    ]
+    known, wanted = situation.catalog, situation.request.method
+    methods = [known.method(wanted)] if wanted else list(known.methods.values())
     nearest = _nearest_names(variants, situation.isas)
     for variant in variants:
         runs = situation.isas.runs(variant.isa)
@@ -139,13 +145,12 @@ def judge(situation: Situation, variant: Variant, method: Method, *, any_driver:
         text = f"Every variant is for Linux, and this machine runs {situation.host.system.os}."
         return Refusal(variant, method, Refused.SYSTEM, text)
     tegra = situation.host.tegra
-    alike = {(device.compute, device.integrated): device for device in reversed(situation.devices)}
-    for device in alike.values():
+    for device in situation.kinds:
         if device.integrated and method.basis is Basis.WHEEL and tegra is not None and not tegra.unified:
             return Refusal(variant, method, Refused.TEGRA, _why_no_server_wheels(tegra, variant.arch))
         if reason := _why_no_code(situation, device, variant):
             return Refusal(variant, method, Refused.CODE, reason)
-    covered = coverage(situation.catalog, variant, method.name)
+    covered = situation.matrix.coverage(variant, method.name)
     if not covered.available:
         return Refusal(variant, method, Refused.METHOD, covered.text)
     if method.basis is Basis.WHEEL:
@@ -154,11 +159,11 @@ def judge(situation: Situation, variant: Variant, method: Method, *, any_driver:
         if reason := _why_not_loaded(situation, variant):
             return Refusal(variant, method, Refused.CPU, reason)
     judged: dict[object, DeviceFit] = {}
-    for kind, device in alike.items():
+    for device in situation.kinds:
         one = _judge_device(situation, device, variant, covered, any_driver=any_driver)
         if isinstance(one, Refusal):
             return one
-        judged[kind] = one
+        judged[device.compute, device.integrated] = one
     fits = (replace(judged[device.compute, device.integrated], device=device) for device in situation.devices)
     return Candidate(variant, method, covered, tuple(fits))
 
@@ -182,16 +187,15 @@ def _why_not_run(rules: GpuRules, compute: Capability, name: str, promised: Capa
 
 
 def _why_no_wheels(host: Host, release: Release) -> str | None:
-    system = host.system
+    system, needed = host.system, release.wheel_glibc(host.cpu.arch)
+    if not system.lacks_glibc(needed):
+        return None
     if system.libc == "musl":
         return "Official wheels are built for glibc, and this system has musl."
-    needed = release.wheel_glibc(host.cpu.arch)
-    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < needed:
-        return (
-            f"Official wheels of {release.version} need glibc {needed} or newer; this system has "
-            f"{system.libc_version}. They run in a container with a newer one."
-        )
-    return None
+    return (
+        f"Official wheels of {release.version} need glibc {needed} or newer; this system has {system.libc_version}. "
+        "They run in a container with a newer one."
+    )
 
 
 def _why_not_loaded(situation: Situation, variant: Variant) -> str | None:
@@ -248,6 +252,7 @@ def _unifies(situation: Situation, device: GpuDevice, build: Build) -> bool:
     return build.cuda >= gpu.unified.cuda
 
 
+@lru_cache(maxsize=64)
 def _why_no_server_wheels(tegra: Tegra, arch: str) -> str:
     chip = tegra_table().find_chip(tegra.chip)
     row = tegra_table().jetpack_of(chip.unified_from) if chip and chip.unified_from else None
@@ -284,7 +289,12 @@ def ranked(judgements: Iterable[Judgement], isas: IsaRanking) -> tuple[Candidate
 
 def best_candidate(situation: Situation, *, any_driver: bool = False) -> Candidate | None:
     """The best of all variants in a situation."""
-    order = ranked(judge_all(situation, any_driver=any_driver), situation.isas)
+    promising = [
+        variant
+        for variant in _variants(situation)
+        if not any(_why_no_code(situation, device, variant) for device in situation.kinds)
+    ]
+    order = ranked(_judge_each(situation, promising, any_driver=any_driver), situation.isas)
     return order[0] if order else None
 
 

@@ -128,6 +128,11 @@ class Situation:
         """The same with other GPUs to run on."""
         return replace(self, devices=tuple(devices))
 
+    @cached_property
+    def kinds(self) -> tuple[GpuDevice, ...]:
+        """The first GPU of each kind; others of it are judged alike."""
+        return tuple({(device.compute, device.integrated): device for device in reversed(self.devices)}.values())
+
     def driver(self, device: GpuDevice, build: Build) -> DriverVerdict:
         key = (id(device), id(build))
         if key not in self._verdicts:

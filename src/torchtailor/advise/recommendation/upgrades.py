@@ -50,15 +50,14 @@ def _by_both(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
 
 
 def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
-    other = best_of_other_pythons(situation, any_driver=True)
-    ideal = other or best_candidate(situation, any_driver=True)
+    ideal = best_candidate(situation, any_driver=True) or best_of_other_pythons(situation, any_driver=True)
     if ideal is None or ideal.driver is None or not _better(situation, ideal, best):
         return
     variant, verdict = ideal.variant, ideal.driver
     gain = f"PyTorch {variant.release.version} with CUDA {variant.build.cuda} ({variant.short_name})"
     if ideal.method.basis is not Basis.WHEEL:
         gain += f" {ideal.method.phrase}"
-    if other is not None:
+    if variant.python != situation.request.wanted_python:
         gain += f" for Python {variant.python}"
     if verdict.fit is DriverFit.DROPPED_GPU:
         known = [situation.catalog.gpus[one.device.compute] for one in ideal.devices if one.device.compute]

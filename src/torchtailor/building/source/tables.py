@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 
 import msgspec
 
@@ -15,6 +13,7 @@ from torchtailor.catalog import Capability, Dotted
 from torchtailor.catalog.schema import Strict
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.errors import NoMatchError
+from torchtailor.core.tables import read_table
 
 
 class When(Strict, frozen=True):
@@ -201,8 +200,7 @@ class Tables:
 @cache
 def load_tables() -> Tables:
     """The package's tables."""
-    text = files("torchtailor.catalog").joinpath("data", "source.toml").read_text("utf-8")
-    read = msgspec.convert(tomllib.loads(text), _File)
+    read = read_table("catalog", "source.toml", _File)
     return Tables(
         profiles={row.name: row for row in read.profile},
         rules=read.rule,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
-from torchtailor.catalog.variants.rules import Reason, available_methods, coverage, why_impossible
+from torchtailor.catalog.variants.rules import MethodCoverage, Reason, available_methods, coverage, why_impossible
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.errors import ImpossibleError, NoMatchError
 
@@ -59,6 +59,7 @@ class Matrix:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._known: dict[tuple[int, str], tuple[Release, tuple[Variant, ...]]] = {}  # by release and Python
+        self._covered: dict[tuple[int, str], tuple[Variant, MethodCoverage]] = {}  # by variant and method
         for release in catalog.releases.values():
             for variant in self._of_release(release, release.default_python):
                 if reasons := self.why_impossible(variant):
@@ -95,6 +96,13 @@ class Matrix:
     def _variant(self, release: Release, build: Build, capability: Capability | None, isa: str, python: str) -> Variant:
         gpu = self.catalog.gpus[capability] if capability else None
         return Variant(release, build, gpu, self.catalog.isas[isa], python)
+
+    def coverage(self, variant: Variant, method: str) -> MethodCoverage:
+        """Whether and how a method builds a variant; kept, for one recommendation asks many times."""
+        known = self._covered.get((id(variant), method))
+        if known is None or known[0] is not variant:
+            known = self._covered[id(variant), method] = (variant, coverage(self.catalog, variant, method))
+        return known[1]
 
     def why_impossible(self, variant: Variant) -> tuple[Reason, ...]:
         return why_impossible(self.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)

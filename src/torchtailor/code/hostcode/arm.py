@@ -6,15 +6,14 @@ does not know as an instruction is counted as data, not as a need.
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib.resources import files
 
 import capstone
 import numpy as np
 import numpy.typing as npt
 
 from torchtailor.code.hostcode.features import UNKNOWN
+from torchtailor.core.tables import read_table
 
 Words = npt.NDArray[np.uint32]
 
@@ -24,8 +23,7 @@ _MAX_CONFIRMED = 200_000  # distinct encodings per class; beyond this capstone w
 @cache
 def rules() -> tuple[tuple[int, int, str], ...]:
     """Mask, value and word of each rule, the first that covers an instruction first."""
-    text = files("torchtailor.code.hostcode").joinpath("data/aarch64.toml").read_text("utf-8")
-    return tuple((mask, value, word) for mask, value, word in tomllib.loads(text)["rules"])
+    return read_table("code.hostcode", "aarch64.toml", dict[str, tuple[tuple[int, int, str], ...]])["rules"]
 
 
 @cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from typing import Any
+
+from torchtailor.core.tables import read_table
 
 _NEVER = r"(?!)"
 # what compilers and BOLT append to the names of parts and copies of a function
@@ -56,8 +57,7 @@ class DispatchTable:
 @cache
 def dispatch_table(arch: str) -> DispatchTable:
     """The table that comes with the package, for one architecture."""
-    text = files("torchtailor.code.hostcode").joinpath("data/dispatch.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+    data = read_table("code.hostcode", "dispatch.toml", dict[str, Any])
     return DispatchTable(
         tuple(
             Family(

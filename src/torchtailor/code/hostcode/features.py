@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.core.tables import read_table
 
 ASKS_CPU = "@asks-cpu"  # an instruction that asks what the CPU can do
 UNKNOWN = "@unknown"  # bytes that are no instruction the decoder knows: data, or newer than the decoder
@@ -52,10 +51,4 @@ class FeatureTable:
 @cache
 def feature_table(machine: ElfMachine) -> FeatureTable:
     """The table of an architecture, from data/features.toml."""
-    text = files("torchtailor.code.hostcode").joinpath("data/features.toml").read_text("utf-8")
-    row = tomllib.loads(text)[machine.arch]
-    return FeatureTable(
-        frozenset(row["baseline"]),
-        {word: tuple(implied) for word, implied in row["implies"].items()},
-        tuple(row["order"]),
-    )
+    return read_table("code.hostcode", "features.toml", dict[str, FeatureTable])[machine.arch]

@@ -6,10 +6,9 @@ only writes instructions as text for people.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from typing import Any
 
 import capstone
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from torchtailor.code.hostcode.features import NEWER, UNKNOWN
 from torchtailor.code.hostcode.x86_decode import KEYS, Numbers, Space, Superset, key, starts, superset
+from torchtailor.core.tables import read_table
 
 _SPACES = {
     "legacy": {"one": Space.ONE, "0f": Space.L0F, "0f38": Space.L0F38, "0f3a": Space.L0F3A},
@@ -54,8 +54,7 @@ _ONLY_INSTRUCTIONS = (Space.V0F, Space.V0F38, Space.V0F3A, Space.E0F, Space.E0F3
 @cache
 def table() -> Table:
     """Read data/x86_64.toml."""
-    text = files("torchtailor.code.hostcode").joinpath("data/x86_64.toml").read_text("utf-8")
-    rows = tomllib.loads(text)
+    rows = read_table("code.hostcode", "x86_64.toml", dict[str, Any])
     sets: dict[frozenset[str], int] = {frozenset({UNKNOWN}): 0, frozenset({NEWER}): 1}
     classes = np.zeros(KEYS, np.uint16)
     groups: dict[int, npt.NDArray[np.uint8]] = {}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
 import msgspec
+
+from torchtailor.core.tables import read_table
 
 
 class PinnedAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,4 +51,4 @@ class CiTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def ci_tables() -> CiTables:
     """The data of this version."""
-    return msgspec.toml.decode(files("torchtailor.publish.ci").joinpath("data/ci.toml").read_bytes(), type=CiTables)
+    return read_table("publish.ci", "ci.toml", CiTables)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
 from torchtailor.advise.host.tegra import parse_l4t, tegra_table
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.versions import Dotted
+from torchtailor.core.tables import read_table
 
 _DRIVERS = (
     re.compile(r"driver[ _]version\s*:\s*(\d{3}\.\d+(?:\.\d+)?)", re.IGNORECASE),
@@ -46,8 +45,7 @@ class _MessageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _message_file() -> _MessageFile:
-    text = files("torchtailor.site").joinpath("data", "messages.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _MessageFile)
+    return read_table("site", "messages.toml", _MessageFile)
 
 
 def explained(lines: Sequence[str]) -> list[str]:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +22,7 @@ from torchtailor.catalog import Capability
 from torchtailor.code.gpucode.files import CodeFile, CodeFileKind
 from torchtailor.code.gpucode.policy import Policy
 from torchtailor.core.errors import NoMatchError
+from torchtailor.core.tables import read_table
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import WheelArchive
@@ -184,8 +183,7 @@ def _wanted_bitcode(files: Sequence[CodeFile], policy: Policy) -> set[str]:
 @cache
 def drop_rules() -> dict[str, DropRule]:
     """All rules, by name."""
-    text = files("torchtailor.trees.artifact").joinpath("data/drops.toml").read_text("utf-8")
-    rules = msgspec.convert(tomllib.loads(text)["rule"], tuple[DropRule, ...])
+    rules = read_table("trees.artifact", "drops.toml", dict[str, tuple[DropRule, ...]])["rule"]
     return {rule.name: rule for rule in rules}
 
 

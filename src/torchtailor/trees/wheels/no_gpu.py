@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+
+from torchtailor.core.tables import read_table
 
 _CUDA_SUFFIX = re.compile(r"-cu\d+$")
 
@@ -59,9 +59,4 @@ def stated_without_gpu(owner: str, stated: str) -> str | None:
 
 @cache
 def _rules() -> _Rules:
-    table = tomllib.loads(files("torchtailor.trees.wheels").joinpath("data/no_gpu.toml").read_text("utf-8"))
-    return _Rules(
-        frozenset(table["libraries"]),
-        {name: frozenset(names) for name, names in table["unused_by"].items()},
-        {name: frozenset(extras) for name, extras in table["extras"].items()},
-    )
+    return read_table("trees.wheels", "no_gpu.toml", _Rules)

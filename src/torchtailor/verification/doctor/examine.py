@@ -156,9 +156,10 @@ class _Examination:
         """Problems that only a message can show: they come before anything of the GPU."""
         if ProblemKind.INSTRUCTION in self._symptoms:
             yield self._instruction(torch)
-        if self._old_libc(torch):
-            libc = f"{self._host.system.libc} {self._host.system.libc_version or ''}".strip()
-            cause = f"Official wheels need glibc {self._glibc(torch)} or newer, and this system has {libc}."
+        system, needed = self._host.system, self._glibc(torch)
+        if system.lacks_glibc(needed):
+            libc = f"{system.libc} {system.libc_version or ''}".strip()
+            cause = f"Official wheels need glibc {needed} or newer, and this system has {libc}."
             yield Problem(ProblemKind.LIBC, cause, self._fixes.newer_system())
         if (missing := self._symptoms.get(ProblemKind.LIBRARY)) is not None:
             cause = f"torch {torch.version} needs {missing.library}, and the loader does not find it."
@@ -180,14 +181,6 @@ class _Examination:
         if ProblemKind.OTHER_ARCH in self._symptoms:
             cause = f"A library of torch {torch.version} is not for {self._host.cpu.arch}."
             yield Problem(ProblemKind.OTHER_ARCH, cause, self._fixes.reinstall())
-
-    def _old_libc(self, torch: InstalledTorch) -> bool:
-        system = self._host.system
-        if system.libc == "musl":
-            return True
-        if system.libc != "glibc" or system.libc_version is None:
-            return False
-        return Dotted(system.libc_version) < self._glibc(torch)
 
     def _glibc(self, torch: InstalledTorch) -> Dotted:
         """The oldest glibc on which the official wheels of a release run."""

@@ -7,17 +7,16 @@ expression is tried only on lines that can match it, however large the log is.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import load_catalog
+from torchtailor.core.tables import read_table
 
 # A placeholder in a text whose name was not in the message.
 UNNAMED = "an unnamed "
@@ -162,8 +161,7 @@ def summary_patterns() -> tuple[Pattern, ...]:
 
 @cache
 def _read(table: FailureTable) -> _TableFile:
-    text = files("torchtailor.verification.failures").joinpath("data", f"{table.value}.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _TableFile)
+    return read_table("verification.failures", f"{table.value}.toml", _TableFile)
 
 
 def _failure(row: _FailureRow, table: FailureTable) -> KnownFailure:

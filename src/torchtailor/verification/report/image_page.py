@@ -13,7 +13,7 @@ from torchtailor.core.version import __version__
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.image.result import ImageLibrary, ImageReport, ImageResult, LayerResult
 from torchtailor.trees.artifact.drops import drop_rules
-from torchtailor.verification.report.parts import encoded, whole_page
+from torchtailor.verification.report.parts import encoded, table, whole_page
 
 _WIDTH = 600  # of a bar, in units of its drawing
 _LEFT = {
@@ -113,7 +113,7 @@ def _layers(layers: Sequence[LayerResult]) -> str:
             f"<td>{_bar(layer.unpacked_before, layer.unpacked_after, largest)}</td></tr>"
         )
     heads = ("Layer", "Made by", "Packed", "After", "Unpacked", "After", "Shadowed", "Before and after")
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _bar(before: int, after: int, largest: int) -> str:
@@ -137,7 +137,7 @@ def _libraries(libraries: Sequence[ImageLibrary]) -> str:
             f"<td>{human_bytes(result.size_before)}</td><td>{human_bytes(result.size_after)}</td>"
             f"<td>{escape(printable(said))}</td></tr>"
         )
-    return _table(("Library", "Layer", "Before", "After", "GPU code kept, or why it is as it was"), rows)
+    return table(("Library", "Layer", "Before", "After", "GPU code kept, or why it is as it was"), rows)
 
 
 def _doubled(image: ImageResult) -> str:
@@ -146,7 +146,7 @@ def _doubled(image: ImageResult) -> str:
         f"<td>{', '.join(map(str, file.layers))}</td></tr>"
         for file in image.doubled
     ]
-    return f"<p>{human_bytes(image.wasted)} in all.</p>" + _table(("File", "Size", "Layers"), rows)
+    return f"<p>{human_bytes(image.wasted)} in all.</p>" + table(("File", "Size", "Layers"), rows)
 
 
 def _droppable(image: ImageResult) -> str:
@@ -161,9 +161,4 @@ def _droppable(image: ImageResult) -> str:
             f"<tr><th scope=row>--squash-shadowed</th><td>{human_bytes(left)}</td><td></td>"
             "<td>nothing: a later layer replaces or deletes these files</td></tr>"
         )
-    return _table(("Option", "Saves, unpacked", "Files", "What no longer works"), rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in heads)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    return table(("Option", "Saves, unpacked", "Files", "What no longer works"), rows)

@@ -13,7 +13,16 @@ from torchtailor.core.format import human_bytes, human_seconds
 from torchtailor.verification.output import as_document
 from torchtailor.verification.report import svg
 from torchtailor.verification.report.chart import Bytes, Chart, chart
-from torchtailor.verification.report.parts import card, encoded, json_text, whole_page
+from torchtailor.verification.report.parts import (
+    card,
+    command_line,
+    encoded,
+    json_text,
+    legend,
+    size_cell,
+    table,
+    whole_page,
+)
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
 
@@ -143,14 +152,11 @@ def _change(name: str, before: int, after: int, key: str) -> str:
 def _sizes(drawn: Chart) -> str:
     if not drawn.rows:
         return "<p>There are no libraries.</p>"
-    legend = "".join(
-        f'<li><span class="swatch {svg.colour_class(drawn, label)}"></span>{escape(_label_name(label))}</li>'
-        for label in drawn.labels
-    )
+    colours = legend((svg.colour_class(drawn, label), _label_name(label)) for label in drawn.labels)
     return (
-        f'<ul class="legend">{legend}</ul><h3>All libraries</h3>{svg.totals(drawn)}'
+        f"{colours}<h3>All libraries</h3>{svg.totals(drawn)}"
         f"<h3>Each library <small>all on one scale</small></h3>{svg.bars(drawn)}"
-        f"<details><summary>The same as a table</summary><div class=scroll>{_table(drawn)}</div></details>"
+        f"<details><summary>The same as a table</summary>{_table(drawn)}</details>"
     )
 
 
@@ -163,38 +169,31 @@ def _packs(facts: Mapping[str, Any]) -> str:
     rows = facts.get("packs") or ()
     if not rows:
         return ""
-    body = "".join(
-        f'<tr><th scope=row>{escape(str(row["name"]))}</th><td data-bytes="{row["stays"]}">{human_bytes(row["stays"])}'
-        f'</td><td data-bytes="{row["in_packs"]}">{human_bytes(row["in_packs"])}</td><td>{row["containers"]}</td>'
-        f"<td>{row['missing'] or ''}</td></tr>"
+    body = (
+        f"<tr><th scope=row>{escape(str(row['name']))}</th>{size_cell(row['stays'])}{size_cell(row['in_packs'])}"
+        f"<td>{row['containers']}</td><td>{row['missing'] or ''}</td></tr>"
         for row in sorted(rows, key=lambda row: -int(row["in_packs"]))
     )
+    heads = ("Library", "Stays", "In packs", "Containers moved", "In no pack")
     stays, packed = (sum(int(row[key]) for row in rows) for key in ("stays", "in_packs"))
     return (
         f"<h3>GPU code in packs</h3><p>{human_bytes(stays)} stay in the libraries, {human_bytes(packed)} are in packs, "
-        "from where a program gets what it misses.</p>"
-        '<div class=scroll><table class="numbers" id="packs"><thead><tr><th scope=col>Library</th>'
-        "<th scope=col>Stays</th><th scope=col>In packs</th><th scope=col>Containers moved</th>"
-        f"<th scope=col>In no pack</th></tr></thead><tbody>{body}</tbody></table></div>"
+        f"from where a program gets what it misses.</p>{table(heads, body, name='packs')}"
     )
 
 
 def _table(drawn: Chart) -> str:
-    head = "".join(f"<th scope=col>{escape(label)}</th>" for label in drawn.labels)
     rows = []
     for row in drawn.rows:
         for when, size in (("before", row.before), ("after" if row.before else "now", row.now)):
             if size is not None:
                 rows.append(_table_row(row.name, when, size, drawn))
-    return (
-        f'<table class="numbers" id="sizes"><thead><tr><th scope=col>Library</th><th scope=col>When</th>{head}'
-        f"<th scope=col>Total</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    return table(("Library", "When", *drawn.labels, "Total"), rows, name="sizes")
 
 
 def _table_row(name: str, when: str, size: Bytes, drawn: Chart) -> str:
     counts = [*(size.parts.get(label, 0) for label in drawn.labels), size.total]
-    cells = "".join(f'<td data-bytes="{count}">{human_bytes(count) if count else ""}</td>' for count in counts)
+    cells = "".join(size_cell(count) if count else '<td data-bytes="0"></td>' for count in counts)
     head = f"<th scope=row>{escape(name)}</th><td>{when}</td>"
     return f'<tr data-library="{escape(name)}" data-when="{when}">{head}{cells}</tr>'
 
@@ -220,12 +219,7 @@ def _made(facts: Mapping[str, Any]) -> str:
             f'<td><code title="{escape(digest)}">{escape(digest[:12])}</code></td></tr>'
         )
     gives = f"<p>{escape(str(made['gives']))}</p>" if made.get("gives") else ""
-    return (
-        f"{gives}<div class=scroll><table><thead><tr><th scope=col>Package</th><th scope=col>Step</th>"
-        f"<th scope=col>Made from</th><th scope=col>Before</th><th scope=col>After</th>"
-        f"<th scope=col>SHA-256</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return gives + table(("Package", "Step", "Made from", "Before", "After", "SHA-256"), rows)
 
 
 def _proof(report: VerifyReport) -> Iterator[str]:
@@ -271,10 +265,7 @@ def _install(facts: Mapping[str, Any]) -> str:
     commands = facts.get("install") or ()
     if not commands:
         return "<p>There are no wheels to install.</p>"
-    return "".join(
-        f'<div class="command"><pre><code>{escape(line)}</code></pre><button type="button">Copy</button></div>'
-        for line in commands
-    )
+    return "".join(map(command_line, commands))
 
 
 def _made_by(facts: Mapping[str, Any]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
 import msgspec
+
+from torchtailor.core.format import human_bytes
 
 
 def resource(name: str) -> str:
@@ -45,6 +47,32 @@ def json_text(value: Any, *, indent: int = -1) -> str:
 def encoded(page: str) -> bytes:
     """The bytes of a page; those of a file name that are not UTF-8 are spelt out."""
     return page.encode("utf-8", "backslashreplace")
+
+
+def table(heads: Sequence[str], rows: Iterable[str], *, name: str = "", foot: str = "", above: str = "") -> str:
+    """A table that scrolls by itself; one with a name is of numbers. `above` and `foot` are more rows of cells."""
+    marks = f' class="numbers" id="{name}"' if name else ""
+    head = "".join(f"<th scope=col>{escape(text)}</th>" for text in heads)
+    over = f"<tr>{above}</tr>" if above else ""
+    under = f"<tfoot><tr>{foot}</tr></tfoot>" if foot else ""
+    body = f"<thead>{over}<tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>{under}"
+    return f"<div class=scroll><table{marks}>{body}</table></div>"
+
+
+def size_cell(size: int) -> str:
+    """A size for readers, with its exact value for scripts."""
+    return f'<td data-bytes="{size}">{human_bytes(size)}</td>'
+
+
+def legend(names: Iterable[tuple[str, str]]) -> str:
+    """What the colours stand for, each with its class."""
+    lines = (f'<li><span class="swatch {colour}"></span>{escape(name)}</li>' for colour, name in names)
+    return f'<ul class="legend">{"".join(lines)}</ul>'
+
+
+def command_line(line: str) -> str:
+    """A command that can be copied."""
+    return f'<div class="command"><pre><code>{escape(line)}</code></pre><button type="button">Copy</button></div>'
 
 
 def card(name: str, value: str, note: str, key: str, number: int) -> str:

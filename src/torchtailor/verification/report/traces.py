@@ -13,7 +13,7 @@ from torchtailor.core.disk import write_output
 from torchtailor.core.documents import plain
 from torchtailor.core.format import counted, human_bytes
 from torchtailor.core.version import __version__
-from torchtailor.verification.report.parts import card, encoded, whole_page
+from torchtailor.verification.report.parts import card, command_line, encoded, legend, size_cell, table, whole_page
 from torchtailor.verification.report.svg import svg
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces, trace_facts
 
@@ -98,9 +98,7 @@ def _used(named: Sequence[NamedTrace]) -> str:
     rows = _libraries(named)
     if not rows:
         return "<p>No GPU code was loaded.</p>"
-    legend = "".join(
-        f'<li><span class="swatch {_colour(index)}"></span>{escape(one.name)}</li>' for index, one in enumerate(named)
-    )
+    colours = legend((_colour(index), one.name) for index, one in enumerate(named))
     widest = max(_most(each) for _, each in rows)
     drawn, y = [], 6
     for library, each in rows:
@@ -108,9 +106,7 @@ def _used(named: Sequence[NamedTrace]) -> str:
         drawn.append(f'<g class="row" data-library="{escape(library.name)}">{bars}</g>')
         y += _NAME_LINE + len(each) * (_BAR + _GAP) + _SPACE
     title = f"GPU code used of {counted(len(rows), 'library', 'libraries')}; the table below has the numbers"
-    return (
-        f'<ul class="legend">{legend}</ul>{svg("".join(drawn), y, title)}<div class=scroll>{_table(named, rows)}</div>'
-    )
+    return f"{colours}{svg(''.join(drawn), y, title)}{_table(named, rows)}"
 
 
 def _colour(index: int) -> str:
@@ -138,33 +134,28 @@ def _bars(
 
 
 def _table(named: Sequence[NamedTrace], rows: Sequence[tuple[TracedLibrary, tuple[TracedLibrary | None, ...]]]) -> str:
-    above = "".join(f'<th scope=colgroup colspan="2">{escape(one.name)}</th>' for one in named)
-    head = "<th scope=col>Containers</th><th scope=col>Used</th>" * len(named)
-    body = "".join(
+    groups = ("The library has", *(one.name for one in named))
+    above = "<td></td>" + "".join(f'<th scope=colgroup colspan="2">{escape(name)}</th>' for name in groups)
+    body = (
         f'<tr data-library="{escape(library.name)}"><th scope=row>{escape(library.name)}</th>'
-        f'<td>{library.containers}</td><td data-bytes="{library.stored}">{human_bytes(library.stored)}</td>'
-        f"{''.join(map(_cells, each))}</tr>"
+        f"<td>{library.containers}</td>{size_cell(library.stored)}{''.join(map(_cells, each))}</tr>"
         for library, each in rows
     )
     total = "".join(
-        f"<td>{sum(len(library.used) for library in one.trace.libraries)}</td>"
-        f'<td data-bytes="{one.trace.stored_used}">{human_bytes(one.trace.stored_used)}</td>'
+        f"<td>{sum(len(library.used) for library in one.trace.libraries)}</td>{size_cell(one.trace.stored_used)}"
         for one in named
     )
     has = sum(library.stored for library, _ in rows)
     containers = sum(library.containers for library, _ in rows)
-    return (
-        f'<table class="numbers" id="used"><thead><tr><td></td><th scope=colgroup colspan="2">The library has</th>'
-        f"{above}</tr><tr><th scope=col>Library</th><th scope=col>Containers</th><th scope=col>GPU code</th>{head}</tr>"
-        f"</thead><tbody>{body}</tbody><tfoot><tr><th scope=row>All</th><td>{containers}</td>"
-        f'<td data-bytes="{has}">{human_bytes(has)}</td>{total}</tr></tfoot></table>'
-    )
+    heads = ("Library", "Containers", "GPU code", *("Containers", "Used") * len(named))
+    foot = f"<th scope=row>All</th><td>{containers}</td>{size_cell(has)}{total}"
+    return table(heads, body, name="used", foot=foot, above=above)
 
 
 def _cells(one: TracedLibrary | None) -> str:
     if one is None:
         return "<td></td><td></td>"
-    return f'<td>{len(one.used)}</td><td data-bytes="{one.stored_used}">{human_bytes(one.stored_used)}</td>'
+    return f"<td>{len(one.used)}</td>{size_cell(one.stored_used)}"
 
 
 def _opened(named: Sequence[NamedTrace]) -> str:
@@ -175,10 +166,9 @@ def _opened(named: Sequence[NamedTrace]) -> str:
         return "<p>The traces name no files: they were made of misses alone.</p>"
     shown = packages[:_PACKAGES] if len(packages) > _PACKAGES + 1 else packages
     rest = packages[len(shown) :]
-    head = "".join(f"<th scope=col>{escape(one.name)}</th>" for one in named)
-    body = "".join(_package(package, [counts[package] for counts in each]) for package in shown)
+    body = [_package(package, [counts[package] for counts in each]) for package in shown]
     if rest:
-        body += _package(f"{len(rest)} others", [sum(counts[package] for package in rest) for counts in each])
+        body.append(_package(f"{len(rest)} others", [sum(counts[package] for package in rest) for counts in each]))
     total = "".join(f"<td>{len(one.trace.opened)}</td>" for one in named)
     lists = "".join(
         f"<details><summary>All files of {escape(one.name)}</summary><pre>{escape(chr(10).join(one.trace.opened))}"
@@ -186,11 +176,8 @@ def _opened(named: Sequence[NamedTrace]) -> str:
         for one in named
         if one.trace.opened
     )
-    return (
-        '<div class=scroll><table class="numbers" id="opened"><thead><tr><th scope=col>In site-packages</th>'
-        f"{head}</tr></thead><tbody>{body}</tbody><tfoot><tr><th scope=row>All</th>{total}</tr></tfoot></table>"
-        f"</div>{lists}"
-    )
+    heads = ("In site-packages", *(one.name for one in named))
+    return table(heads, body, name="opened", foot=f"<th scope=row>All</th>{total}") + lists
 
 
 def _package(name: str, counts: Sequence[int]) -> str:
@@ -201,7 +188,5 @@ def _cut(paths: Mapping[str, Trace]) -> str:
     """The command for all of them."""
     traces = " ".join(f"--workload {shlex.quote(path)}" for path in paths)
     command = f"torchtailor tailor --env .venv --gpu native --nvidia {traces}"
-    return (
-        f'<div class="command"><pre><code>{escape(command)}</code></pre><button type="button">Copy</button></div>'
-        "<p>It keeps what the traces name, and moves the rest that the GPU could run into packs.</p>"
-    )
+    kept = "It keeps what the traces name, and moves the rest that the GPU could run into packs."
+    return f"{command_line(command)}<p>{kept}</p>"

@@ -6,14 +6,13 @@ import os
 import platform
 import posixpath
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from torchtailor.catalog import Dotted
 from torchtailor.core.format import counted
+from torchtailor.core.tables import read_table
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.wheels.distribution import required_packages
 from torchtailor.trees.wheels.name import WheelName
@@ -57,8 +56,7 @@ def _health(libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
 
 @cache
 def _system() -> dict[str, frozenset[str]]:
-    text = files("torchtailor.verification.static").joinpath("data/system.toml").read_text("utf-8")
-    return {name: frozenset(names) for name, names in tomllib.loads(text).items()}
+    return read_table("verification.static", "system.toml", dict[str, frozenset[str]])
 
 
 def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:

@@ -6,7 +6,6 @@ import base64
 import json
 import random
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,21 +33,8 @@ BIG = layer_tar({"big": random.Random(1).randbytes(3 << 20)})
 LOGIN = ("joe", "s3cret")
 
 
-@pytest.fixture(scope="session")
-def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """All the certificates of a system take a tenth of a second to load, which every test would spend."""
-    known = ssl.create_default_context().get_ca_certs(binary_form=True)
-    if not known:
-        return None
-    place = tmp_path_factory.mktemp("certificates") / "one.pem"
-    place.write_text(ssl.DER_cert_to_PEM_cert(known[0]))
-    return place
-
-
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, one_certificate: Path | None) -> None:
-    if one_certificate:
-        monkeypatch.setenv("SSL_CERT_FILE", str(one_certificate))
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(client, "_LONGEST_WAIT", 0.01)
     for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):

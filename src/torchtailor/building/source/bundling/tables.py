@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.resources import files
-
-import msgspec
 
 from torchtailor.catalog.makers import known_makers
 from torchtailor.catalog.schema import Strict
+from torchtailor.core.tables import read_table
 
 _OF_NVIDIA = "made by NVIDIA: it comes in wheels of its own, or with CUDA"
 
@@ -62,7 +59,6 @@ class BundleTables:
 @cache
 def load_bundle_tables() -> BundleTables:
     """The package's table, with the libraries of NVIDIA."""
-    text = files("torchtailor.building.source.bundling").joinpath("data/bundle.toml").read_text("utf-8")
-    read = msgspec.convert(tomllib.loads(text), _File)
+    read = read_table("building.source.bundling", "bundle.toml", _File)
     nvidia = LeftOut(_OF_NVIDIA, tuple(f"{name}*" for maker in known_makers() for name in maker.sonames))
     return BundleTables(read.tools, (nvidia, *read.left_out), read.licence)

@@ -1,0 +1,19 @@
+"""What holds for tests that reach nothing outside of this machine."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_certificate(homes: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All the certificates of a system take a twentieth of a second to load, which hundreds of tests would spend."""
+    with pytest.MonkeyPatch.context() as patch:
+        if known := ssl.create_default_context().get_ca_certs(binary_form=True):
+            file = tmp_path_factory.mktemp("certificates") / "one.pem"
+            file.write_text(ssl.DER_cert_to_PEM_cert(known[0]))
+            patch.setenv("SSL_CERT_FILE", str(file))
+        yield
