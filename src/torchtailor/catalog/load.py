@@ -98,8 +98,11 @@ class Catalog:
 
     def toolkit(self, version: str | Dotted) -> CudaToolkit:
         """The toolkit line of `12.9` or `12.9.1`."""
-        parts = (version if isinstance(version, Dotted) else Dotted(version)).parts
-        line = Dotted(".".join(str(part) for part in parts[:2]))
+        try:
+            parts = (version if isinstance(version, Dotted) else Dotted(version)).parts
+        except ValueError:
+            parts = ()
+        line = Dotted(".".join(str(part) for part in parts[:2]) or "0")
         if line not in self.toolkits:
             known = ", ".join(str(known) for known in self.toolkits)
             raise NoMatchError(f"CUDA {version} is not in the catalog.", f"Known: {known}.")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchtailor.core.disk import expand_home
 from torchtailor.core.errors import UsageError
 from torchtailor.fetch import pipconfig, uvconfig
 from torchtailor.fetch.locations import IndexLocation, LocationKind, make_location
@@ -101,7 +102,7 @@ def _distinct(sources: Sequence[IndexLocation]) -> tuple[IndexLocation, ...]:
 def _existing(text: str | None, what: str) -> Path | None:
     if not text:
         return None
-    path = Path(text).expanduser()
+    path = expand_home(text)
     if not path.exists():
         raise UsageError(f"The file {text} ({what}) does not exist.", "Correct pip's configuration.")
     return path
