@@ -54,6 +54,7 @@ class ConfiguredIndexes:
     links: list[IndexLocation] = field(default_factory=list)
     no_index: bool = False
     offline: bool = False
+    strategy: str = ""
     values: dict[str, str] = field(default_factory=dict)
 
 
