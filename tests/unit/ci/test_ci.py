@@ -561,6 +561,19 @@ def test_a_line_end_of_yaml_is_in_no_workflow(sign: str, capsys: pytest.CaptureF
         assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "python"), [(["--python", "3.12"], "3.12"), (["--python", "3.14"], "3.14"), ([], "3.13")]
+)
+def test_the_python_of_a_workflow_is_that_of_its_wheels(
+    words: list[str], python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another one could not import them, and `--level import` would be skipped."""
+    assert main(["ci", "github", "sm90-avx2", "--dry-run", *words]) == 0
+    assert f'python-version: "{python}"' in capsys.readouterr().out
+    assert main(["ci", "gitlab", "sm90-avx2", "--dry-run", *words]) == 0
+    assert f"image: python:{python}-bookworm" in capsys.readouterr().out
+
+
 def test_a_version_that_no_index_may_have_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

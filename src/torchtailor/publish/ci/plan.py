@@ -27,8 +27,11 @@ from torchtailor.building.source.ccache import remote_storage
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.methods import WorkflowNeeds
+from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.variants import Variant
+from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.select import is_glob, unmatched
+from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.store import check_store
 from torchtailor.core.urls import redact
@@ -37,6 +40,7 @@ from torchtailor.nix.write import recipe_releases
 from torchtailor.publish.ci.cron import cron_problem
 from torchtailor.publish.ci.tables import SchemeRow, SystemRow, ci_tables
 
+_OLDEST_PYTHON = "3.11"  # that torchtailor runs on
 # A login that is a secret: any of http, and of other schemes one with a password; git@ of ssh is none.
 _PASSWORD = re.compile(r"https?://[^/?#\s]+@|://[^/?#\s@:]*:[^/?#\s]*@")
 _BRANCH = re.compile(r"[\w./+@#-]*")
@@ -244,6 +248,13 @@ class CiPlan:
     @property
     def every_variant(self) -> tuple[str, ...]:
         return _joined(job.variants for job in self.jobs)
+
+    @property
+    def python(self) -> str:
+        """The Python of the jobs: that of the wheels, so that they can be imported; ours where that is not one."""
+        named = {ParsedName.parse(name).python for name in self.every_variant}
+        only = named.pop() if len(named) == 1 else None
+        return only if only and python_key(only) >= python_key(_OLDEST_PYTHON) else DEFAULT_PYTHON
 
     @property
     def most_at_once(self) -> int:
