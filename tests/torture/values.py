@@ -238,7 +238,7 @@ def run(words: list[str]) -> tuple[int, str]:
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = main(words)
-    return code, out.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+    return code, out.buffer.getvalue().decode("utf-8", "replace")
 
 
 def make_place(folder: Path) -> dict[str, str]:

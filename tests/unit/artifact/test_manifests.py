@@ -29,7 +29,7 @@ TAILORED = {
     "input": {"name": "torch"},
     "output": {"kind": "wheel"},
 }
-WRONG = (None, True, -1, 10**30, 1.5, "x\u2028", [], {}, [[]], [{}], {"a": []}, [None])
+WRONG: tuple[object, ...] = (None, True, -1, 10**30, 1.5, "x\u2028", [], {}, [[]], [{}], {"a": []}, [None])
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
