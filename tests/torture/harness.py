@@ -175,7 +175,7 @@ def _child(torture: Torture, seed: int, cases: Sequence[int], folder: Path, out:
             except BaseException as error:
                 last = traceback.extract_tb(error.__traceback__)[-1:]
                 where = "".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in last)
-                _tell(out, failure=f"{type(error).__name__}: {str(error)[:300]} ({where})")
+                _tell(out, failure=f"{type(error).__name__}: {str(error)[:600]} ({where})")
     except BaseException:
         traceback.print_exc()
         os._exit(70)

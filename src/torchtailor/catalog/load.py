@@ -98,7 +98,10 @@ class Catalog:
 
     def toolkit(self, version: str | Dotted) -> CudaToolkit:
         """The toolkit line of `12.9` or `12.9.1`."""
-        asked = version if isinstance(version, Dotted) else Dotted(version)
+        try:
+            asked = version if isinstance(version, Dotted) else Dotted(version)
+        except ValueError:
+            asked = Dotted("0")
         if (toolkit := self.toolkits.get(asked)) is not None:
             return toolkit
         line = Dotted(".".join(str(part) for part in asked.parts[:2]))

@@ -12,7 +12,7 @@ class Dotted(Word):
     """A version of dotted numbers, compared number by number; zeros at its end do not count."""
 
     __slots__ = ("text",)
-    pattern: ClassVar[str] = r"^\d+(\.\d+)*$"
+    pattern: ClassVar[str] = r"^[0-9]{1,18}(\.[0-9]{1,18})*$"
 
     def __init__(self, text: str) -> None:
         if not re.fullmatch(self.pattern, text):

@@ -75,7 +75,15 @@ def help_text() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code (docs/exit-codes.md)."""
     _stand_on_three_feet()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv), leave=argv is None)
+    except OSError as error:  # of what is printed outside of any command, such as --version
+        from torchtailor.cli._dispatch import say_refused
+
+        return say_refused(error)
+
+
+def _main(arguments: list[str], *, leave: bool) -> int:
     if os.environ.get(COMPLETE_VARIABLE):
         from torchtailor.cli._dispatch import run_root
 
@@ -84,9 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = arguments[len(verbose) :]
     if not arguments or arguments[0] in HELP_OPTIONS:
         sys.stdout.write(help_text())
+        sys.stdout.flush()
         return 0
     if arguments[0] in ("-V", "--version"):
         sys.stdout.write(f"torchtailor {__version__}\n")
+        sys.stdout.flush()
         return 0
     if arguments[0] in COMPLETION_OPTIONS:
         from torchtailor.cli._dispatch import run_root
@@ -95,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from torchtailor.cli._dispatch import run_command
 
     code = run_command(arguments[0], [*verbose, *arguments[1:]])
-    if argv is None and any(thread.name.startswith("fetch") for thread in threading.enumerate()):
+    if leave and any(thread.name.startswith("fetch") for thread in threading.enumerate()):
         # threads that a slow server still holds are not waited for: all files are whole, or known as partial
         sys.stdout.flush()
         sys.stderr.flush()
@@ -118,7 +128,7 @@ def _stand_on_three_feet() -> None:
                     pass
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
         elif stream in (sys.__stdout__, sys.__stderr__) and not stream.isatty():
-            setattr(sys, name, _outliving(stream))
+            setattr(sys, name, _outliving(stream, _Outliving if number == 1 else _Unheard))
         elif number and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
@@ -133,11 +143,21 @@ class _Outliving(io.FileIO):
             return len(memoryview(data))
 
 
-def _outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+class _Unheard(io.FileIO):
+    """stderr: where it cannot be written, what is said goes nowhere, and the exit code tells."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(memoryview(data))
+
+
+def _outliving(stream: io.TextIOWrapper, kind: type[io.FileIO]) -> io.TextIOWrapper:
     """The same stream, so that a command ends with its own exit code whoever has stopped reading."""
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Outliving(stream.fileno(), "w", closefd=False)),
+        io.BufferedWriter(kind(stream.fileno(), "w", closefd=False)),
         encoding=stream.encoding,
         errors="backslashreplace",
         line_buffering=stream.line_buffering or stream.write_through,

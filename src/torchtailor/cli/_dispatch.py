@@ -57,7 +57,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _stop()
     except OSError as error:
-        return _say_refused(error)
+        return say_refused(error)
+    except UnicodeEncodeError as error:  # a name that is not UTF-8, where text is written
+        return _say_not_text(error, arguments)
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a class is made is a RuntimeError
             return _stop()
@@ -67,7 +69,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             return _say(message if message.endswith("?") else f"{message}.", f"See `{path} --help`.", ExitCode.USAGE)
         if os.environ.get("TORCHTAILOR_DEBUG"):
             raise
-        return _say_bug(error)
+        return _say_unexpected(error)
     if result == ExitCode.INTERRUPTED and not isinstance(result, ProgramCode):  # typer turns Ctrl-C into this result
         return _stop()
     return result if isinstance(result, int) else ExitCode.OK
@@ -82,9 +84,11 @@ def run_root(arguments: Sequence[str]) -> int:
         commands = root(load_command)
         commands.main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else ExitCode.OK
+        code = stop.code if isinstance(stop.code, int) else ExitCode.OK
+        return ExitCode.USAGE if code == ExitCode.INTERNAL else code  # a shell that typer does not know
     except TorchtailorError as error:
         return _say(error.message, error.hint, error.code)
+    sys.stdout.flush()
     return ExitCode.OK
 
 
@@ -152,6 +156,7 @@ def _stop() -> int:
     return code
 
 
+_SHOWN = 300  # letters of a name that nobody meant as one
 _said: list[tuple[str, str]] = []  # the error of this run: its sentence and the next step
 
 
@@ -182,18 +187,40 @@ def _say(message: str, hint: str, code: int) -> int:
     return code
 
 
-def _say_refused(error: OSError) -> int:
-    """What the system refused wherever it was asked; all that is not a matter of disks and rights is a bug."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no place
+def say_refused(error: OSError) -> int:
+    """What the system refused wherever it was asked; what names no file and is no matter of disks is a bug."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        with suppress(OSError):  # of a stream that is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no place
         where = f" ({error.filename})" if error.filename else ""
         return _say(f"There is no space left to write to{where}.", "Make room and try again.", ExitCode.ENVIRONMENT)
-    if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-        message = f"{error.filename} cannot be used: {os.strerror(error.errno).lower()}."
+    if error.filename and error.errno:
+        name = os.fsdecode(error.filename)
+        shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+        message = f"{shown} cannot be used: {os.strerror(error.errno).lower()}."
         return _say(message, "Choose another place, or run it as its owner.", ExitCode.ENVIRONMENT)
     if isinstance(error, FileNotFoundError) and not error.filename:  # of getcwd(), which has no name to tell
         message = "The working directory does not exist any more."
         return _say(message, "Go to another folder, and run it again.", ExitCode.ENVIRONMENT)
+    return _say_bug(error)
+
+
+def _say_not_text(error: UnicodeEncodeError, arguments: Sequence[str]) -> int:
+    """An argument of bytes that are not UTF-8 is a name for the file system, and no text."""
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            return _say(f"{word[:_SHOWN]!r} is not UTF-8.", "Write it in UTF-8, or rename the file.", ExitCode.USAGE)
+    return _say_bug(error)
+
+
+def _say_unexpected(error: Exception) -> int:
+    """What Python itself refuses about values, wherever that is; all else is a bug."""
+    if isinstance(error, RecursionError):
+        return _say("What was given is nested too deeply.", "Check that it is the right file.", ExitCode.BAD_INPUT)
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve
+        return _say(f"{error}.", "Remove the link.", ExitCode.ENVIRONMENT)
     return _say_bug(error)
 
 

@@ -56,6 +56,15 @@ IndexUrl = Annotated[
 ExtraIndexUrl = Annotated[
     list[str] | None, typer.Option("--extra-index-url", metavar="URL", help="One more index.", rich_help_panel=_INDEXES)
 ]
+IndexStrategy = Annotated[
+    str | None,
+    typer.Option(
+        "--index-strategy",
+        metavar="RULE",
+        help="first-index: of several, the first that has a package; unsafe-best-match: the newest, as pip.",
+        rich_help_panel=_INDEXES,
+    ),
+]
 FindLinks = Annotated[
     list[str] | None,
     typer.Option(

@@ -37,6 +37,7 @@ def command(
     extra_index_url: options.ExtraIndexUrl = None,
     find_links: options.FindLinks = None,
     offline: options.Offline = False,
+    index_strategy: options.IndexStrategy = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -86,6 +87,7 @@ def command(
             extra_index_urls=tuple(extra_index_url or ()),
             find_links=tuple(find_links or ()),
             offline=offline,
+            index_strategy=index_strategy,
         ),
         SOURCE: SourceOptions(
             source=source,

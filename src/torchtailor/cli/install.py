@@ -31,6 +31,7 @@ def command(
     extra_index_url: options.ExtraIndexUrl = None,
     find_links: options.FindLinks = None,
     offline: options.Offline = False,
+    index_strategy: options.IndexStrategy = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -59,6 +60,7 @@ def command(
         extra_index_urls=tuple(extra_index_url or ()),
         find_links=tuple(find_links or ()),
         offline=offline,
+        index_strategy=index_strategy,
     )
     if dry_run and json:
         ui.print_json("install-plan", planned.document)

@@ -83,7 +83,12 @@ def work_folder() -> Path:
 
 def _chosen(variable: str) -> Path | None:
     chosen = os.environ.get(variable)
-    return Path(chosen).expanduser().absolute() if chosen else None
+    return expand_home(chosen).absolute() if chosen else None
+
+
+def expand_home(path: str | Path) -> Path:
+    """`~` and `~user` as a shell reads them: where there is no such user, it is a name like any other."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (pathlib raises RuntimeError)
 
 
 def existing_parent(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from torchtailor.core.disk import (
     DamagedFileError,
     check_intact,
     disk_errors,
+    expand_home,
     hash_file,
     locked,
     new_file,
@@ -116,7 +117,7 @@ def is_local(where: str) -> bool:
 
 def store_folder(where: str) -> Path | None:
     """The folder that a store is; None of a bucket or server."""
-    return Path(local_path(where) or where).expanduser().absolute() if is_local(where) else None
+    return expand_home(local_path(where) or where).absolute() if is_local(where) else None
 
 
 def open_store(where: str, option: str) -> FolderStore | RemoteStore:

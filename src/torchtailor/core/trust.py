@@ -52,6 +52,14 @@ _SHOWN = 120
 Shape = TypeVar("Shape")
 
 
+class NotPlainError(BadInputError):
+    """What was read as a file is a device, pipe or folder, or has more bytes than any such file."""
+
+    def __init__(self, path: Path | int, reason: str) -> None:
+        super().__init__(f"{path} {reason}.", "Check that it is the right file.")
+        self.reason = reason
+
+
 class Limit:
     """The most bytes that are read at once of a kind of file, and how much real ones have."""
 
@@ -60,6 +68,7 @@ class Limit:
     PAGE = 256 << 20  # of an index: 40 MB for all files of the largest project
     METADATA = 16 << 20  # of a wheel: 200 kB with a long README
     RECORD = 64 << 20  # of a wheel: 2 MB in torch, with 12,000 files
+    RECIPE = 4 << 20  # of a tree for Nix, a document or script beside it: 20 kB
     CONFIGURATION = 4 << 20  # of pip, uv or torchtailor: a few lines
     NOTE = 256 << 20  # of our own cache: a page, or what is known about a wheel
     STATE = 1 << 20  # beside a partial download: one line
@@ -122,7 +131,7 @@ def read_limited(path: Path | int, limit: int) -> bytes:
     descriptor = path if isinstance(path, int) else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadInputError(f"{path} is not a plain file.")
+            raise NotPlainError(path, "is not a plain file")
         parts = []
         left = limit + 1
         while left > 0 and (part := os.read(descriptor, min(left, _CHUNK))):
@@ -132,7 +141,7 @@ def read_limited(path: Path | int, limit: int) -> bytes:
         if not isinstance(path, int):
             os.close(descriptor)
     if left <= 0:
-        raise BadInputError(f"{path} is larger than {limit >> 20} MB.", "Check that it is the right file.")
+        raise NotPlainError(path, f"is larger than {limit >> 20} MB")
     return b"".join(parts)
 
 

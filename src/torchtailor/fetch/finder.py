@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from torchtailor.fetch.client import Client, StatusError, UnreachableError, work
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts, FactsReader
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
-from torchtailor.fetch.settings import IndexSettings
+from torchtailor.fetch.settings import IndexSettings, IndexStrategy
 from torchtailor.fetch.target import Target
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,35 @@ class Finder:
     def all_files(self, project: str) -> tuple[WheelFile, ...]:
         """Every wheel of a project, for all platforms, location by location."""
         name = canonicalize_name(project)
-        return tuple(file for source in self.settings.sources for file in self._list_if_there(source, name))
+        listed = {source: self._list_if_there(source, name) for source in self.settings.sources}
+        left_out = self._left_out(listed)
+        return tuple(file for source, files in listed.items() if source not in left_out for file in files)
+
+    def notes(self, projects: Iterable[str]) -> tuple[str, ...]:
+        """What to say of packages that several indexes have: which one was used."""
+        said = []
+        for project in projects:
+            name = canonicalize_name(project)
+            having = [one for one in self._ranked_indexes() if self._list_if_there(one, name)]
+            if len(having) < 2:
+                continue
+            others = ", ".join(one.shown for one in having[1:])
+            if self.settings.strategy is IndexStrategy.FIRST_INDEX:
+                said.append(f"{name} is taken from {having[0].shown}, the first index that has it, not from {others}.")
+            else:
+                said.append(f"{name} is on {having[0].shown} and on {others}: the newest is taken, whoever made it.")
+        return tuple(said)
+
+    def _ranked_indexes(self) -> tuple[IndexLocation, ...]:
+        """The indexes that are configured, in their order."""
+        return tuple(one for one in self.settings.indexes if one not in self.settings.own)
+
+    def _left_out(self, listed: Mapping[IndexLocation, tuple[WheelFile, ...]]) -> frozenset[IndexLocation]:
+        """The indexes behind the first that has the package: a newer version there may be anybody's."""
+        if self.settings.strategy is IndexStrategy.UNSAFE_BEST_MATCH:
+            return frozenset()
+        having = [one for one in self._ranked_indexes() if listed[one]]
+        return frozenset(having[1:])
 
     def _list_if_there(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...]:
         """The wheels of a project in one location; none where its answer may mean that it has none."""

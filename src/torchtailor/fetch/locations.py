@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
+from torchtailor.core.disk import expand_home
 from torchtailor.core.errors import UsageError
 from torchtailor.core.urls import local_path, redact
 
@@ -53,6 +54,7 @@ class ConfiguredIndexes:
     links: list[IndexLocation] = field(default_factory=list)
     no_index: bool = False
     offline: bool = False
+    strategy: str = ""
     values: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +75,7 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
         return IndexLocation(text, kind, origin)
     if "://" in text or "\0" in text:
         raise UsageError(f"{origin} has {redact(text)!r}, which is neither a URL nor a path.")
-    path = (directory / Path(text).expanduser()).resolve()
+    path = (directory / expand_home(text)).resolve()
     if origin.startswith("--") and not path.exists():
         raise UsageError(f"{origin} names {redact(text)!r}, which is neither a URL nor an existing path.")
     return IndexLocation(path.as_uri(), kind, origin)

@@ -17,7 +17,7 @@ from packaging.utils import BuildTag, NormalizedName, parse_wheel_filename
 from packaging.version import Version
 
 from torchtailor.core.errors import NetworkError
-from torchtailor.core.trust import is_file_name
+from torchtailor.core.trust import Size, is_file_name
 from torchtailor.core.urls import local_path, redact, without_login
 from torchtailor.fetch.locations import IndexLocation, with_login_of
 
@@ -110,7 +110,7 @@ class _JsonFile(msgspec.Struct):
     filename: str
     url: str
     hashes: dict[str, str]
-    size: int | None = None
+    size: Size | None = None
     requires_python: str | None = msgspec.field(name="requires-python", default=None)
     yanked: bool | str = False
     core_metadata: bool | dict[str, str] = msgspec.field(name="core-metadata", default=False)
@@ -267,13 +267,14 @@ def _metadata_attribute(attributes: Mapping[str, str]) -> Mapping[str, str] | No
 def list_folder(folder: Path, source: IndexLocation) -> tuple[WheelFile, ...]:
     """The wheels in a local folder."""
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".whl")
+        wheels = (path for path in sorted(folder.iterdir()) if path.suffix == ".whl" and path.is_file())
+        sizes = {path: path.stat().st_size for path in wheels}
     except OSError as error:
         raise NetworkError(f"The folder {folder} ({source.origin}) cannot be read: {error.strerror}.") from error
     return tuple(
         file
-        for path in paths
-        for file in _wheel(path.name, path.resolve().as_uri(), source, hashes={}, size=path.stat().st_size)
+        for path, size in sizes.items()
+        for file in _wheel(path.name, path.resolve().as_uri(), source, hashes={}, size=size)
     )
 
 

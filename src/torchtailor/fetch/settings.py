@@ -7,8 +7,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
+from torchtailor.core.disk import expand_home
 from torchtailor.core.errors import UsageError
 from torchtailor.fetch import pipconfig, uvconfig
 from torchtailor.fetch.locations import IndexLocation, LocationKind, make_location
@@ -16,6 +18,21 @@ from torchtailor.fetch.locations import IndexLocation, LocationKind, make_locati
 _log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_RETRIES = 5
+
+
+class IndexStrategy(Enum):
+    """Which indexes a package may come from, in uv's words."""
+
+    FIRST_INDEX = "first-index"  # the first that has the name: nobody can publish a newer one elsewhere
+    UNSAFE_BEST_MATCH = "unsafe-best-match"  # the best version of all, as pip does
+
+    @classmethod
+    def read(cls, text: str) -> IndexStrategy:
+        """As it is written after --index-strategy."""
+        known = [strategy.value for strategy in cls]
+        if text not in known:
+            raise UsageError(f"--index-strategy {text[:80]!r} is not {' or '.join(known)}.", f"Write {known[0]}.")
+        return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +49,8 @@ class IndexSettings:
     proxy: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     retries: int = DEFAULT_RETRIES
+    strategy: IndexStrategy = IndexStrategy.FIRST_INDEX
+    own: tuple[IndexLocation, ...] = ()  # of PyTorch: asked for every package, whichever index has it
 
     @property
     def indexes(self) -> tuple[IndexLocation, ...]:
@@ -41,7 +60,7 @@ class IndexSettings:
         """The same with one more index, searched first."""
         if any(known.url.rstrip("/") == source.url.rstrip("/") for known in self.sources):
             return self
-        return replace(self, sources=(source, *self.sources))
+        return replace(self, sources=(source, *self.sources), own=(source, *self.own))
 
 
 def read_settings(
@@ -50,23 +69,28 @@ def read_settings(
     extra_index_urls: Sequence[str] = (),
     find_links: Sequence[str] = (),
     offline: bool = False,
+    strategy: str | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> IndexSettings:
-    """Join the command line with pip's and uv's settings; the command line's `--index-url` replaces theirs."""
+    """Join the command line with pip's and uv's settings; the command line's `--index-url` replaces theirs.
+
+    As with uv, additional indexes come before the default one, and those of the command line before those of files.
+    """
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
     pip = pipconfig.read(environment)
     uv = uvconfig.read(environment, directory)
 
+    more = [make_location(url, LocationKind.INDEX, "--extra-index-url", directory) for url in extra_index_urls]
     if index_url:
         indexes = [make_location(index_url, LocationKind.INDEX, "--index-url", directory)]
     else:
         indexes = [source for source in (pip.index, uv.index) if source]
         if not indexes and not pip.no_index and not uv.no_index:
             indexes = [pipconfig.default_index()]
-        indexes += [*pip.extra, *uv.extra]
-    indexes += [make_location(url, LocationKind.INDEX, "--extra-index-url", directory) for url in extra_index_urls]
+        more += [*uv.extra, *pip.extra]
+    indexes = [*more, *indexes]
     links = [make_location(url, LocationKind.LINKS, "--find-links", directory) for url in find_links]
     links += [*pip.links, *uv.links]
 
@@ -82,9 +106,16 @@ def read_settings(
         client_cert=_existing(pip.values.get("client-cert"), "pip's client-cert"),
         trusted_hosts=frozenset(pip.values.get("trusted-host", "").split()),
         proxy=pip.values.get("proxy") or None,
+        strategy=IndexStrategy.read(strategy) if strategy else _configured_strategy(uv.strategy),
         timeout=_number(pip.values.get("timeout") or pip.values.get("default-timeout"), DEFAULT_TIMEOUT, 0.001, 86_400),
         retries=int(_number(pip.values.get("retries"), DEFAULT_RETRIES, 0, 1000)),
     )
+
+
+def _configured_strategy(text: str) -> IndexStrategy:
+    """uv's setting; of its third value, which mixes indexes only where one has nothing that fits, the safe part."""
+    best = IndexStrategy.UNSAFE_BEST_MATCH
+    return best if text == best.value else IndexStrategy.FIRST_INDEX
 
 
 def certificates(environment: Mapping[str, str]) -> tuple[Path | None, Path | None]:
@@ -95,13 +126,17 @@ def certificates(environment: Mapping[str, str]) -> tuple[Path | None, Path | No
 
 
 def _distinct(sources: Sequence[IndexLocation]) -> tuple[IndexLocation, ...]:
-    return tuple({source.url.rstrip("/"): source for source in reversed(sources)}.values())[::-1]
+    """Each once, where it is named first."""
+    found: dict[str, IndexLocation] = {}
+    for source in sources:
+        found.setdefault(source.url.rstrip("/"), source)
+    return tuple(found.values())
 
 
 def _existing(text: str | None, what: str) -> Path | None:
     if not text:
         return None
-    path = Path(text).expanduser()
+    path = expand_home(text)
     if not path.exists():
         raise UsageError(f"The file {text} ({what}) does not exist.", "Correct pip's configuration.")
     return path

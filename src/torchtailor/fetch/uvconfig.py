@@ -24,6 +24,7 @@ def read(environment: Mapping[str, str], directory: Path) -> ConfiguredIndexes:
     found = ConfiguredIndexes()
     found.offline = environment.get("UV_OFFLINE", "").lower() in _TRUE
     found.no_index = environment.get("UV_NO_INDEX", "").lower() in _TRUE
+    found.strategy = environment.get("UV_INDEX_STRATEGY", "")
     _read_environment(environment, directory, found)
     if environment.get("UV_NO_CONFIG", "").lower() not in _TRUE:
         for path in config_files(environment, directory):
@@ -85,6 +86,8 @@ def _read_tables(path: Path, environment: Mapping[str, str], found: ConfiguredIn
             continue
         found.offline = found.offline or part.get("offline") is True
         found.no_index = found.no_index or part.get("no-index") is True
+        if not found.strategy and isinstance(part.get("index-strategy"), str):
+            found.strategy = part["index-strategy"]
         if not found.index and isinstance(part.get("index-url"), str):
             found.index = _named(part["index-url"], origin, folder, environment)
         found.extra += [_named(url, origin, folder, environment) for url in _strings(part.get("extra-index-url"))]

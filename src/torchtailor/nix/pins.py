@@ -15,6 +15,7 @@ import msgspec
 from torchtailor.catalog.schema import Strict
 from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.tables import read_table
+from torchtailor.nix.tree import read_recipe
 
 LOCK_NAME = "torchtailor-hashes.toml"
 KEPT_NAME = "torchtailor-kept.toml"
@@ -225,8 +226,8 @@ def read_lock(flox: Path) -> Mapping[str, str]:
     if not path.is_file():
         return {}
     try:
-        lock = msgspec.convert(tomllib.loads(path.read_text("utf-8")), LockFile)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        lock = msgspec.convert(tomllib.loads(read_recipe(path)), LockFile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise BadInputError(
             f"{path} is not a valid lock file: {error}.", "Delete it and run `torchtailor recipes hash` again."
         ) from error
@@ -245,9 +246,9 @@ def read_kept(flox: Path) -> Mapping[str, KeptRow]:
     if not path.is_file():
         return {}
     try:
-        kept = msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
+        kept = msgspec.convert(tomllib.loads(read_recipe(path)), dict[str, KeptRow])
         _check_exports(kept)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise BadInputError(
             f"{path} is not valid: {error}.",
             "Each table is a recipe's name, with description, long_description, cpu_flags, exports and not_carried.",

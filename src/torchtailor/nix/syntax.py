@@ -5,6 +5,7 @@ Every answer comes from the syntax tree, so comments and string contents are nev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,6 +15,9 @@ from torchtailor.core.extras import need_module
 
 Value = str | bool | tuple[str, ...] | None
 _STRINGS = ("string_expression", "indented_string_expression")
+# The parser's time grows with the square of an expression's operators, and nothing can stop it: what has more of them
+# than anybody writes is a syntax error.
+_PARTS, _OPERATORS, _LONGEST = re.compile(r"[;{}]"), re.compile(r"[-.+*/<>=&|?!:@]"), 2000
 _ATTRSETS = ("attrset_expression", "rec_attrset_expression")
 
 
@@ -54,7 +58,8 @@ class NixSource:
 
     @cached_property
     def root(self) -> Any:
-        return _parser().parse(self.text.encode()).root_node
+        text = "(" if any(len(_OPERATORS.findall(part)) > _LONGEST for part in _PARTS.split(self.text)) else self.text
+        return _parser().parse(text.encode()).root_node
 
     @cached_property
     def _nodes(self) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.core.trust import Limit, NotPlainError, read_limited
 
 FLOX = ".flox"
 PKGS = "pkgs"
@@ -86,9 +87,9 @@ class UnreadableFileError(BadInputError):
 
 
 def read_recipe(path: Path) -> str:
-    """The text of a file, which must be UTF-8."""
+    """The text of a plain file, which must be UTF-8."""
     try:
-        return path.read_text("utf-8")
+        return _lines(read_limited(path, Limit.RECIPE).decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UnreadableFileError(
             path,
@@ -102,6 +103,20 @@ def read_recipe(path: Path) -> str:
         ) from error
     except OSError as error:
         raise UnreadableFileError(path, f"cannot be read: {error.strerror}", "Check its permissions.") from error
+    except NotPlainError as error:
+        raise UnreadableFileError(path, error.reason, "Delete it, or put a file in its place.") from error
+
+
+def read_document(path: Path) -> str:
+    """The text of a file beside the recipes, whatever its bytes; empty where it is no plain file of a usual size."""
+    try:
+        return _lines(read_limited(path, Limit.RECIPE).decode("utf-8", "replace"))
+    except (OSError, NotPlainError):
+        return ""
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class FileOrigin(Enum):

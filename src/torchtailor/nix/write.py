@@ -20,6 +20,7 @@ from torchtailor.catalog.variants.select import select
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.disk import write_output
 from torchtailor.core.errors import NoMatchError, UsageError
+from torchtailor.core.trust import Limit, read_limited
 from torchtailor.nix.blueprint import BlasChoice, Blueprint
 from torchtailor.nix.pins import Pins, load_pins
 from torchtailor.nix.render import (
@@ -297,7 +298,7 @@ def _action(path: Path, content: bytes, *, force: bool) -> Action:
     if not path.exists():
         return Action.CREATE
     if path.suffix == ".whl":  # its name says what it is
-        return Action.UNCHANGED if path.read_bytes() == content else Action.UPDATE
+        return Action.UNCHANGED if read_limited(path, Limit.RECIPE) == content else Action.UPDATE
     current = read_recipe(path)
     if current.encode() == content:
         return Action.UNCHANGED

@@ -535,6 +535,45 @@ def test_a_login_is_in_the_workflow_alone(capsys: pytest.CaptureFixture[str]) ->
         assert "****@host" in captured.err + captured.out and "secret" not in captured.err + captured.out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--package", "git+https://user:secret@host/x"],
+        ["--package", "git+https://secret@host/x"],
+        ["--package", "git+ssh://git:secret@host/x"],
+        ["--build-options", "--index-url https://user:secret@host/simple"],
+        ["--build-options", "--extra-index-url=https://secret@host/simple"],
+        ["--build-options", "-f http://a:secret@host/x"],
+    ],
+)
+def test_a_password_is_in_no_workflow(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ci", "github", "sm90-avx2", "--dry-run", *words]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert "has a password in a URL" in said.err and "secret@" not in said.err + said.out
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\ufeff", "\udcff", "\x7f", "\u202e"])
+def test_a_line_end_of_yaml_is_in_no_workflow(sign: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [["--branch", f"a{sign}b"], ["--package", f"./a{sign}b"], ["--build-options", f"--with a{sign}b"]]
+    lines += [["--store", f"s3://a{sign}b"], ["-o", f"a{sign}b.yml"], ["--drop", f"a{sign}b"]]
+    for words in lines:
+        assert main(["ci", "github", "sm90-avx2", "--dry-run", *words]) == ExitCode.USAGE, words
+        assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "python"), [(["--python", "3.12"], "3.12"), (["--python", "3.14"], "3.14"), ([], "3.13")]
+)
+def test_the_python_of_a_workflow_is_that_of_its_wheels(
+    words: list[str], python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another one could not import them, and `--level import` would be skipped."""
+    assert main(["ci", "github", "sm90-avx2", "--dry-run", *words]) == 0
+    assert f'python-version: "{python}"' in capsys.readouterr().out
+    assert main(["ci", "gitlab", "sm90-avx2", "--dry-run", *words]) == 0
+    assert f"image: python:{python}-bookworm" in capsys.readouterr().out
+
+
 def test_a_version_that_no_index_may_have_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

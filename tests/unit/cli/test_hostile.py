@@ -133,3 +133,23 @@ def test_an_empty_word_is_no_folder(words: list[str], named: str, capsys: pytest
 def test_a_program_may_have_an_empty_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "/nonexistent/program", ""]) != ExitCode.OK
     assert "is empty" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "matrix --help", "matrix sm90-avx2"])
+def test_a_full_disk_behind_stdout(words: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m torchtailor {words} > /dev/full"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert done.stderr.startswith("error: There is no space left to write to.")
+
+
+def test_a_full_disk_behind_stderr() -> None:
+    line = f"{shlex.quote(sys.executable)} -m torchtailor no-such-command 2> /dev/full"
+    assert subprocess.run(["sh", "-c", line], check=False, timeout=60).returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("cuda", ["foo", "²", "9" * 5000, "12,8", "\udcff"])
+@pytest.mark.parametrize("command", [["build", "sm90-avx2", "--dry-run"], ["ci", "github", "sm90-avx2", "--dry-run"]])
+def test_a_cuda_that_is_no_version(command: list[str], cuda: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--cuda", cuda]) == ExitCode.NO_MATCH
+    assert "is not in the catalog." in capsys.readouterr().err

@@ -108,6 +108,12 @@ def test_what_is_not_offered(body: bytes) -> None:
     assert parse_page(body, JSON_TYPE, URL, SOURCE) == ()
 
 
+@pytest.mark.parametrize("size", [10**30, -1, 2**63, 1e400, "5", [], {}])
+def test_sizes_that_nothing_has(size: object) -> None:
+    with pytest.raises(NetworkError, match="is not valid JSON of a package index"):
+        parse_page(page(size=size), JSON_TYPE, URL, SOURCE)
+
+
 @pytest.mark.parametrize("href", ["http://[x", "http://h:x/" + WHEEL, f"{WHEEL}#sha256=00", "x%2f..%2f" + WHEEL])
 def test_links_that_are_not_offered(href: str) -> None:
     assert parse_page(f'<a href="{href}">x</a>'.encode(), "text/html", URL, SOURCE) == ()

@@ -77,16 +77,16 @@ def test_pip_environment_over_files_and_later_files_over_earlier(tmp_path: Path)
         "[install]\nfind-links = /wheels https://links/page.html\ntrusted-host = a\n",
     )
     settings = read(tmp_path)
-    assert urls(settings) == ["https://user/simple", "https://a/simple", "https://b/simple"]
+    assert urls(settings) == ["https://a/simple", "https://b/simple", "https://user/simple"]
     assert urls(settings, LocationKind.LINKS) == ["file:///wheels", "https://links/page.html"]
     assert settings.timeout == 7
     assert settings.trusted_hosts == {"a"}
     write(tmp_path / "prefix/pip.conf", "[global]\nindex-url = https://venv/simple\n")
-    assert urls(read(tmp_path))[0] == "https://venv/simple"
+    assert urls(read(tmp_path))[-1] == "https://venv/simple"
     special = write(tmp_path / "special.conf", "[global]\nindex-url = https://special/simple\n")
-    assert urls(read(tmp_path, {"PIP_CONFIG_FILE": str(special)}))[0] == "https://special/simple"
+    assert urls(read(tmp_path, {"PIP_CONFIG_FILE": str(special)}))[-1] == "https://special/simple"
     environment = {"PIP_INDEX_URL": "https://env/simple", "PIP_EXTRA_INDEX_URL": "https://c/simple https://d/simple"}
-    assert urls(read(tmp_path, environment)) == ["https://env/simple", "https://c/simple", "https://d/simple"]
+    assert urls(read(tmp_path, environment)) == ["https://c/simple", "https://d/simple", "https://env/simple"]
     none = read(tmp_path, {"PIP_CONFIG_FILE": "/dev/null"})
     assert none.sources[0].origin == "pip's default"
 
@@ -104,11 +104,12 @@ def test_uv_environment_and_files(tmp_path: Path) -> None:
         '[[index]]\nurl = "https://flat/page"\nformat = "flat"\n',
     )
     settings = read(tmp_path, {"UV_INDEX_CORP_USERNAME": "me", "UV_INDEX_CORP_PASSWORD": "se/cret"})
-    assert urls(settings) == ["https://me:se%2Fcret@corp/simple", "https://more/simple"]
-    assert settings.indexes[0].shown == "https://****@corp/simple"
+    assert urls(settings) == ["https://more/simple", "https://me:se%2Fcret@corp/simple"]
+    assert settings.indexes[1].shown == "https://****@corp/simple"
     assert urls(settings, LocationKind.LINKS) == [(tmp_path / "wheels").as_uri(), "https://flat/page"]
     environment = {"UV_DEFAULT_INDEX": "https://env/simple", "UV_INDEX": "n=https://one/simple https://two/simple"}
-    assert urls(read(tmp_path, environment))[:3] == ["https://env/simple", "https://one/simple", "https://two/simple"]
+    listed = urls(read(tmp_path, environment))
+    assert listed[:2] == ["https://one/simple", "https://two/simple"] and listed[-1] == "https://env/simple"
     assert read(tmp_path, {"UV_NO_CONFIG": "1", "UV_OFFLINE": "true"}).offline
     assert read(tmp_path, {"UV_NO_CONFIG": "1"}).sources[0].origin == "pip's default"
 
@@ -130,9 +131,9 @@ def test_pip_and_uv_together_and_the_command_line_over_both(tmp_path: Path) -> N
         "UV_DEFAULT_INDEX": "https://uv/simple",
         "PIP_EXTRA_INDEX_URL": "https://uv/simple/",
     }
-    assert urls(read(tmp_path, environment)) == ["https://pip/simple", "https://uv/simple"]
+    assert urls(read(tmp_path, environment)) == ["https://uv/simple/", "https://pip/simple"]
     chosen = read(tmp_path, environment, index_url="https://mine/simple", extra_index_urls=["https://e/simple"])
-    assert urls(chosen) == ["https://mine/simple", "https://e/simple"]
+    assert urls(chosen) == ["https://e/simple", "https://mine/simple"]
     assert chosen.explicit_index
 
 

@@ -160,6 +160,32 @@ def test_a_damaged_wheel_does_not_hide_the_others(site: Site, world: World) -> N
     assert found.wheels_read == 3
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"cuda = 'foo'\n",
+        b"cuda: Optional[str] = '\xc2\xb2'\n",
+        b"cuda = '" + b"9" * 5000 + b"'\n",
+        b"cuda = '12.8'\x00\n((((\n",
+        b"(" * 100_000,
+        b"x = " + b"-" * 200_000 + b"1\n",
+        b"\xff\xfe\x00",
+        b"def f(:\n",
+        b"git_version = '../../x'\ncuda = None\n",
+    ],
+)
+def test_a_version_file_that_is_no_python(text: bytes, site: Site, world: World) -> None:
+    """It is read, not run: what it holds is a fact, nothing or a problem that is told."""
+    stock = torch(world.minor, world.cuda, "x86_64", "cp314-cp314")
+    hostile = replace(stock, files={**stock.files, "torch/version.py": text})
+    page = site.content["/simple/torch/"]
+    link = f'<a href="/files/{hostile.filename}">{hostile.filename}</a></body>'.encode()
+    site.content["/simple/torch/"] = page.replace(b"</body>", link)
+    site.content[f"/files/{hostile.filename}"] = hostile.wheel()
+    found = find(site, world)
+    assert found.wheels_read + len(found.problems) >= 4
+
+
 def test_a_patch_release_is_not_known_before_all_its_wheels_were_read(site: Site, world: World) -> None:
     wheels = [path for path in site.content if f"torch-{world.patch}" in path and "x86_64" in path]
     whole = {path: site.content[path] for path in wheels}

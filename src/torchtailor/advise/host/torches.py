@@ -57,10 +57,15 @@ class BuiltTorch:
 
 def parse_version(text: str) -> BuiltTorch:
     """PyTorch's version and accelerator out of its version.py."""
-    values = dict(re.findall(r"^(\w+)(?:: [^=]+)? = ['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    values = assigned_texts(text)
     hip, xpu = values.get("hip"), values.get("xpu")
     other = f"ROCm {hip.split('-')[0]}" if hip else f"XPU {xpu}" if xpu else None
     return BuiltTorch(values.get("__version__"), values.get("cuda"), other)
+
+
+def assigned_texts(text: str) -> dict[str, str]:
+    """The texts that a version.py assigns to names; it is not run."""
+    return dict(re.findall(r"^(\w+)(?:: [^=\n]+)? = ['\"]([^'\"\n]+)['\"]", text, re.MULTILINE))
 
 
 def with_architectures(probe: Probe, torch: InstalledTorch) -> InstalledTorch:

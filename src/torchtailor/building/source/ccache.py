@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from torchtailor.building.source.folders import Folders
+from torchtailor.core.disk import expand_home
 from torchtailor.core.errors import UsageError
 from torchtailor.core.urls import redact
 
@@ -62,7 +63,7 @@ def remote_storage(objects: str) -> str:
     if scheme in _STORAGES:
         return objects
     if scheme == "":
-        return Path(objects).expanduser().absolute().as_uri()
+        return expand_home(objects).absolute().as_uri()
     raise UsageError(
         f"{redact(objects)} cannot hold objects: ccache has no storage {scheme}://.",
         "Give a folder, redis://HOST or http://HOST/PATH.",

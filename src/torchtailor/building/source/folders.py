@@ -15,7 +15,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.core.disk import WORK_VARIABLE, state_folder, work_folder
+from torchtailor.core.disk import WORK_VARIABLE, expand_home, state_folder, work_folder
 from torchtailor.core.errors import EnvironmentProblem
 
 
@@ -29,7 +29,7 @@ class Folders:
 
     @classmethod
     def default(cls, work: Path | None = None) -> Folders:
-        return cls(work.expanduser().absolute() if work else work_folder(), state_folder() / "logs")
+        return cls(expand_home(work).absolute() if work else work_folder(), state_folder() / "logs")
 
     @property
     def ccache(self) -> Path:

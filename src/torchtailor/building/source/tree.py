@@ -18,7 +18,7 @@ from pathlib import Path
 from torchtailor.building.source.folders import Folders
 from torchtailor.catalog import Capability
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.core.disk import copy_file, hash_file, locked, new_folder
+from torchtailor.core.disk import copy_file, expand_home, hash_file, locked, new_folder
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.core.trust import no_option
 from torchtailor.core.urls import redact
@@ -54,7 +54,7 @@ class TorchSource:
         if not text:
             return cls(SourceOrigin.GIT, OFFICIAL, f"v{variant.release.version}")
         no_option(text, "--source")
-        path = Path(text).expanduser()
+        path = expand_home(text)
         if path.is_dir():
             return cls(SourceOrigin.FOLDER, str(path.absolute()))
         if path.is_file():

@@ -58,5 +58,6 @@ def make_finder(options: WheelOptions) -> Finder:
         extra_index_urls=options.extra_index_urls,
         find_links=options.find_links,
         offline=options.offline,
+        strategy=options.index_strategy,
     )
     return Finder(settings, Cache())

@@ -32,6 +32,7 @@ class WheelOptions:
     extra_index_urls: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
     offline: bool = False
+    index_strategy: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"2\.\d{1,2}", self.glibc):

@@ -323,7 +323,7 @@ class Planner:
             wheels=wheels,
             gives=_WITHOUT_GPU.format(label=choice.label, variant=variant) if without_gpu else given.text,
             other_methods=tuple(self._other_methods(variant, given.fit)),
-            notes=choice.notes,
+            notes=(*choice.notes, *self._finder.notes(item.name for item in closure)),
             output_size=sum(self._expected(wheel, variant) for wheel in wheels),
             without_gpu=without_gpu,
         )

@@ -14,7 +14,7 @@ from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.errors import ImpossibleError, NoMatchError
 
 _NAME = re.compile(
-    r"(?:pytorch(?P<torch>\d{2,3}(?:_\d+)?)?-)?(?:python(?P<python>\d{2,3}t?)-)?(?:cuda(?P<cuda>\d+_\d+)-)?"
+    r"(?:pytorch(?P<torch>\d{2,3}(?:_\d+)?)?-)?(?:python(?P<python>\d{2,3}t?)-)?(?:cuda(?P<cuda>\d{1,3}_\d{1,3})-)?"
     r"(?P<gpu>sm\d{2,3}|cpu)-(?P<isa>[a-z0-9_]+)"
 )
 

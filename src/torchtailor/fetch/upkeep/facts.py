@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from torchtailor.advise.host.torches import assigned_texts
 from torchtailor.catalog import Dotted
 from torchtailor.core.errors import BadInputError
 from torchtailor.fetch.metadata import Facts
@@ -17,7 +17,9 @@ from torchtailor.fetch.resolve import needs
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.upkeep.remote import ListedWheel
 
+_NOT_TORCH = "It is not a wheel of torch."
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_PIN = re.compile(r"[0-9]{1,9}(\.[0-9a-z]{1,20})*")  # a version that a row of the catalog can have
 _PINNED = {
     "cuda-toolkit": "toolkit",
     "nvidia-cudnn": "cudnn",
@@ -45,33 +47,21 @@ class TorchFacts:
 
 def read_facts(wheel: ListedWheel, python: str, arch: str) -> TorchFacts:
     """Read the two files by range requests."""
-    version = _constants(wheel.text("torch/version.py"))
+    version = assigned_texts(wheel.text("torch/version.py"))
     cuda = version.get("cuda")
-    commit = version.get("git_version")
+    commit = version.get("git_version", "")
+    if cuda is not None and not re.fullmatch(Dotted.pattern, cuda):
+        raise BadInputError(f"{wheel.name}: its version.py names no version of CUDA: {cuda[:40]!r}.", _NOT_TORCH)
     metadata = next((name for name in wheel.members if re.fullmatch(r"torch-[^/]+\.dist-info/METADATA", name)), None)
     if metadata is None:
-        raise BadInputError(f"{wheel.name} has no METADATA.", "It is not a wheel of torch.")
+        raise BadInputError(f"{wheel.name} has no METADATA.", _NOT_TORCH)
     facts = Facts(wheel.text(metadata).encode(), wheel.size)
     return TorchFacts(
         wheel=wheel.name,
-        cuda=Dotted(cuda) if isinstance(cuda, str) else None,
-        git_commit=commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else "",
+        cuda=Dotted(cuda) if cuda else None,
+        git_commit=commit if _COMMIT.fullmatch(commit) else "",
         **_pins(needs(facts, Target(python, arch))),
     )
-
-
-def _constants(text: str) -> dict[str, object]:
-    """The constants that a Python file assigns; it is not run."""
-    found: dict[str, object] = {}
-    for node in ast.parse(text).body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        for target in targets:
-            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
-                found[target.id] = value.value
-    return found
 
 
 def _pins(requirements: Iterable[Requirement]) -> dict[str, str]:
@@ -80,8 +70,10 @@ def _pins(requirements: Iterable[Requirement]) -> dict[str, str]:
     for requirement in requirements:
         name = _PINNED.get(re.sub(r"-cu\d+$", "", canonicalize_name(requirement.name)))
         for item in requirement.specifier:
-            if name and item.operator in ("==", "==="):
+            if not name or not _PIN.fullmatch(item.version):
+                continue
+            if item.operator in ("==", "==="):
                 pins[name] = item.version
-            elif name and item.operator == "~=":
+            elif item.operator == "~=":
                 pins[name] = item.version.rpartition(".")[0]
     return pins

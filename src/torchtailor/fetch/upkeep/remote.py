@@ -11,6 +11,7 @@ import urllib3
 from torchtailor.code.binary.inflate import ReadAt
 from torchtailor.code.binary.source import blamed_on
 from torchtailor.core.errors import BadInputError, NetworkError
+from torchtailor.core.trust import Limit
 from torchtailor.core.urls import redact
 from torchtailor.fetch.client import Client, UnreachableError
 from torchtailor.fetch.metadata import RangeFile
@@ -32,6 +33,8 @@ class ListedWheel:
         """A small member."""
         if name not in self.members:
             raise BadInputError(f"{self.name} has no {name}.", "It is not an official wheel of PyTorch.")
+        if self.members[name].size > Limit.METADATA:
+            raise BadInputError(f"{self.name}: {name} is larger than {Limit.METADATA >> 20} MB.", "Fetch it again.")
         placed = self._place(self.members[name])
         with blamed_on(f"{self.name}: {name}"):
             return b"".join(member_source(self._read, placed).chunks()).decode("utf-8", "replace")

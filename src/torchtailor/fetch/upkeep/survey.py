@@ -117,6 +117,8 @@ def _facts_of_name(file: WheelFile) -> Iterator[tuple[Dotted, str, str, str]]:
     _, version, _, tags = file.parsed
     if file.yanked or version.is_prerelease or version.is_postrelease or version.is_devrelease or version.epoch:
         return
+    if not re.fullmatch(Dotted.pattern, version.public):
+        return
     local = version.local or ""
     if local and not _LABEL.fullmatch(local):
         return

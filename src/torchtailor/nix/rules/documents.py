@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from glob import iglob
 from pathlib import Path
 
 from torchtailor.core.errors import NoMatchError
@@ -12,7 +13,7 @@ from torchtailor.nix.render import spark_names
 from torchtailor.nix.rules.base import AuditContext, Severity, tree_rule
 from torchtailor.nix.shell import ShellCommand, commands
 from torchtailor.nix.syntax import TextLine
-from torchtailor.nix.tree import FileOrigin, origin
+from torchtailor.nix.tree import FileOrigin, origin, read_document
 
 _NAME = re.compile(rf"(?<![\w-]){NAME}(?:-[a-z][a-z0-9_-]*)?")
 _FAILS = re.compile(r"\b(?:exit|return)\s+(?:[1-9]|\"?\$)|\bset\s+-\w*e|\bfalse\b")
@@ -47,7 +48,7 @@ def _mentions(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     packages = {recipe.pname.text for recipe in context.recipes if recipe.readable and recipe.pname}
     for path in context.tree.documents:
         seen: set[str] = set()
-        whole = path.read_text("utf-8", errors="replace")
+        whole = read_document(path)
         if origin(whole) is FileOrigin.GENERATED:
             continue
         for number, text in enumerate(whole.splitlines(), 1):
@@ -108,14 +109,16 @@ def script_glob(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
 
 
 def _matches(context: AuditContext, script: Path, pattern: str) -> bool:
-    if pattern.startswith("/"):
-        return any(Path("/").glob(pattern.lstrip("/")))
-    return any(any(folder.glob(pattern)) for folder in (context.tree.root, script.parent))
+    """Whether a shell would find a file; of patterns that lead out of the tree that is not asked."""
+    if pattern.startswith("/") or ".." in pattern.split("/"):
+        return True
+    folders = (context.tree.root, script.parent)
+    return any(any(iglob(pattern, root_dir=folder)) for folder in folders)  # noqa: PTH207  (it takes any pattern)
 
 
 def _scripts(context: AuditContext) -> Iterator[tuple[Path, list[ShellCommand]]]:
     for path in context.tree.scripts:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        lines = read_document(path).splitlines()
         yield (
             path,
             [c for c in commands(TextLine(at, text) for at, text in enumerate(lines, 1)) if not c.document],

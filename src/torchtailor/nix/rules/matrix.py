@@ -11,7 +11,7 @@ from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.render import rerender, sibling_name
 from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, tree_rule
-from torchtailor.nix.tree import FileOrigin, origin
+from torchtailor.nix.tree import FileOrigin, origin, read_document
 from torchtailor.nix.wheels import TOOL
 from torchtailor.nix.write import recipe_variants, written_selection, written_siblings
 
@@ -153,7 +153,7 @@ def table_stale(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         path = context.tree.flox / name
         if not path.is_file():
             continue
-        text = path.read_text("utf-8", errors="replace")
+        text = read_document(path)
         if origin(text) is FileOrigin.EDITED:
             yield path, 3, "the text does not match the hash in the header: it was changed by hand"
         elif origin(text) is FileOrigin.GENERATED and name == "README.md":
@@ -180,10 +180,10 @@ def manifest_clash(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     path = context.tree.flox / "env" / "manifest.toml"
     if not path.is_file():
         return
-    text = path.read_text("utf-8", errors="replace")
+    text = read_document(path)
     try:
         build = tomllib.loads(text).get("build", {})
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         yield path, 1, f"it is not TOML: {error}"
         return
     for name in build if isinstance(build, dict) else ():

@@ -227,6 +227,11 @@ class RegistryServer:
             raise NetworkError(
                 f"{self.name} wants its login sent to an address without TLS.", "Its operator must correct that."
             )
+        if login and not _is_of(urlsplit(realm).hostname or "", urlsplit(self._base).hostname or ""):
+            raise NetworkError(
+                f"{self.name} wants the login of {login.origin} sent to another host, {urlsplit(realm).hostname}.",
+                "Nothing was sent. Log out to read public images, or copy the image to an oci: folder with skopeo.",
+            )
         scopes = [*self._scopes, *([asked["scope"]] if asked.get("scope") else [])]
         fields = [("service", asked.get("service", "")), *(("scope", scope) for scope in dict.fromkeys(scopes))]
 
@@ -352,3 +357,17 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
+
+
+def _is_of(host: str, registry: str) -> bool:
+    """Whether a login server belongs to a registry: the same host, or one of the same domain, as auth.docker.io."""
+    if host == registry:
+        return True
+    if registry.replace(".", "").isdigit() or ":" in registry:  # an address has no domain
+        return False
+    ours, theirs = registry.split("."), host.split(".")
+    shared = next(
+        (at for at, pair in enumerate(zip(ours[::-1], theirs[::-1], strict=False)) if pair[0] != pair[1]), None
+    )
+    shared = min(len(ours), len(theirs)) if shared is None else shared
+    return shared >= 2 and shared >= max(len(ours), len(theirs)) - 1

@@ -27,8 +27,11 @@ from torchtailor.building.source.ccache import remote_storage
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.methods import WorkflowNeeds
+from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.variants import Variant
+from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.select import is_glob, unmatched
+from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.store import check_store
 from torchtailor.core.urls import redact
@@ -37,6 +40,9 @@ from torchtailor.nix.write import recipe_releases
 from torchtailor.publish.ci.cron import cron_problem
 from torchtailor.publish.ci.tables import SchemeRow, SystemRow, ci_tables
 
+_OLDEST_PYTHON = "3.11"  # that torchtailor runs on
+# A login that is a secret: any of http, and of other schemes one with a password; git@ of ssh is none.
+_PASSWORD = re.compile(r"https?://[^/?#\s]+@|://[^/?#\s@:]*:[^/?#\s]*@")
 _BRANCH = re.compile(r"[\w./+@#-]*")
 _PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
 _LABEL = re.compile(r"[\w.:$/@{} -]+")
@@ -244,6 +250,13 @@ class CiPlan:
         return _joined(job.variants for job in self.jobs)
 
     @property
+    def python(self) -> str:
+        """The Python of the jobs: that of the wheels, so that they can be imported; ours where that is not one."""
+        named = {ParsedName.parse(name).python for name in self.every_variant}
+        only = named.pop() if len(named) == 1 else None
+        return only if only and python_key(only) >= python_key(_OLDEST_PYTHON) else DEFAULT_PYTHON
+
+    @property
     def most_at_once(self) -> int:
         """The jobs that the system counts: of GitHub those of a matrix, of GitLab all of a pipeline."""
         if self.system is CiSystem.GITHUB:
@@ -412,9 +425,15 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
 def _check(system: CiSystem, options: CiOptions) -> None:
     """Refuse what cannot work, before anything is written."""
     texts = (options.store, options.objects, options.publish, options.package, options.schedule, options.branch)
-    for text in (*texts, *options.build_options, *options.runners, *options.gpu_runners):
-        if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
-            raise UsageError(f"{redact(text)!r} has a control character.", "Write it in one line.")
+    named = (options.release or "", options.python or "", options.cuda or "", options.on or "", *options.selectors)
+    for text in (*texts, *named, *options.build_options, *options.runners, *options.gpu_runners):
+        check_word(text)
+    for option, words in {"--package": (options.package,), "--build-options": options.build_options}.items():
+        if any(map(_PASSWORD.search, words)):
+            raise UsageError(
+                f"{option} has a password in a URL, and everybody who sees the repository could read it.",
+                "Keep it in a secret of the repository, and give it to pip as PIP_INDEX_URL or in a .netrc.",
+            )
     if not _BRANCH.fullmatch(options.branch):
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
     if set(options.package) & set(" ;"):
@@ -434,6 +453,12 @@ def _check(system: CiSystem, options: CiOptions) -> None:
     if options.nvidia and options.method != WHEEL:
         raise UsageError("--nvidia is for official wheels.", "Omit it, or --via.")
     _check_schedule(system, options.schedule)
+
+
+def check_word(text: str) -> None:
+    """Refuse what would end a line of the workflow, or is not UTF-8: YAML has more line ends than a shell."""
+    if not text.isprintable():
+        raise UsageError(f"{redact(text)!r} has a control character.", "Write it in one line.")
 
 
 def _check_schedule(system: CiSystem, schedule: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 from torchtailor.catalog import WHEEL
 from torchtailor.core.templates import template_environment
-from torchtailor.publish.ci.plan import CiPlan
+from torchtailor.publish.ci.plan import CiPlan, check_word
 from torchtailor.publish.ci.tables import ci_tables
 
 
 def render_ci(plan: CiPlan, path: str) -> str:
     """The text of a workflow; `path` is where the repository has it. The same plan gives the same text."""
+    check_word(path)
     template = _environment().get_template(f"{plan.system.value}.yml.j2")
     return str(
         template.render(plan=plan, options=plan.options, path=path, command=command_of(plan, path), **_actions())

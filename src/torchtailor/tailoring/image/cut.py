@@ -46,6 +46,7 @@ from torchtailor.trees.artifact.sites import installed_path
 ANNOTATION_VERSION = "torchtailor.core.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
 ANNOTATION_GPUS = "torchtailor.gpus"
+ANNOTATION_BASE = "org.opencontainers.image.base.digest"
 
 _KEPT = 4 << 30  # bytes of libraries that are kept from the first reading, where the disk has eight times as much
 _MOST_NAMED = 100  # doubled files that are listed
@@ -400,7 +401,8 @@ class _OneImage:
         descriptor = replace_descriptor(self.manifest.config, config)
         if to := self.cutter.destination:
             to.put(descriptor, iter((config,)))
-        return new_manifest(self.manifest, descriptor, layers, words, wants_oci=to is not None and to.wants_oci)
+        notes = {**words, ANNOTATION_BASE: words[ANNOTATION_SOURCE]}
+        return new_manifest(self.manifest, descriptor, layers, notes, wants_oci=to is not None and to.wants_oci)
 
     def _result(self, written: Sequence[WrittenLayer | _Estimate | None]) -> ImageResult:
         files = self.survey.view.files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from torchtailor.trees.artifact.libraries import (
     loose_libraries,
     packed_libraries,
 )
+from torchtailor.trees.artifact.manifests import read_tailored, read_wheelhouse_manifest
 from torchtailor.trees.artifact.sites import (
     find_sites,
     installed_path,
@@ -128,7 +128,8 @@ class Artifact:
     def manifest(self) -> Mapping[str, Any]:
         """What the build of a wheelhouse wrote down."""
         own = self.path / WHEELHOUSE_MANIFEST
-        return _json(read_limited(own, Limit.MANIFEST), str(own)) if self.wheels and own.is_file() else {}
+        there = self.wheels and own.is_file()
+        return read_wheelhouse_manifest(read_limited(own, Limit.MANIFEST), str(own)) if there else {}
 
     @cached_property
     def tailored(self) -> Mapping[str, Mapping[str, Any]]:
@@ -208,18 +209,18 @@ class Artifact:
     def _tailored_beside(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         beside = self.path.with_name(f"{self.path.name}.{MANIFEST}")
         if beside.is_file():
-            manifest = _json(read_limited(beside, Limit.MANIFEST), str(beside))
+            manifest = read_tailored(read_limited(beside, Limit.MANIFEST), str(beside))
             rows = [{**row, "path": self.path.name} for row in manifest.get("libraries", ())]  # -o may have renamed it
             yield self.path.name, {**manifest, "libraries": rows}
 
     def _tailored_inside(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for site in self.site_packages:
             for found in site.glob(f"*.dist-info/{MANIFEST}"):
-                yield found.parent.name, _json(read_limited(found, Limit.MANIFEST), str(found))
+                yield found.parent.name, read_tailored(read_limited(found, Limit.MANIFEST), str(found))
         for folder in dict.fromkeys((self.path, *self.site_packages)):
             own = folder / MANIFEST
             if own.is_file():
-                yield folder.name, _json(read_limited(own, Limit.MANIFEST), str(own))
+                yield folder.name, read_tailored(read_limited(own, Limit.MANIFEST), str(own))
 
 
 @contextmanager
@@ -259,7 +260,7 @@ class _DistInfo:
         with WheelArchive(wheel) as archive:
             own = [name for name in archive.members if name.count("/") == 1]  # deeper ones are of vendored packages
             manifests = [name for name in own if name.endswith(f".dist-info/{MANIFEST}")]
-            tailored = _json(archive.read(manifests[-1]), f"{wheel.name}: {MANIFEST}") if manifests else {}
+            tailored = read_tailored(archive.read(manifests[-1]), f"{wheel.name}: {MANIFEST}") if manifests else {}
             records = [name for name in own if name.endswith(".dist-info/RECORD")]
             try:
                 record = Record.parse(archive.read(records[0])) if len(records) == 1 else Record(())
@@ -311,15 +312,3 @@ def _open_folder(path: Path) -> Artifact:
 def nothing_in(path: Path) -> BadInputError:
     """The error for a folder in which there is nothing for us."""
     return BadInputError(f"{path} holds no libraries and no wheels.", _WHAT_TO_GIVE)
-
-
-def _json(data: bytes, owner: str) -> Mapping[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BadInputError(f"{owner} is not JSON: {error}.", "Fetch or build it again.") from error
-    rows = document.get("libraries", []) if isinstance(document, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadInputError(f"{owner} is not a manifest of torchtailor.", "Fetch or build it again.")
-    assert isinstance(document, dict)
-    return document

@@ -238,3 +238,26 @@ def test_long_headers_are_read_quickly(header: str) -> None:
     started = time.monotonic()
     parse_challenges(header)
     assert time.monotonic() - started < LONG / 10
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry", "same"),
+    [
+        ("auth.docker.io", "registry-1.docker.io", True),
+        ("ghcr.io", "ghcr.io", True),
+        ("gitlab.com", "registry.gitlab.com", True),
+        ("gitlab.example.org", "registry.example.org", True),
+        ("evil.com", "registry.example.com", False),
+        ("example.com.evil.org", "registry.example.com", False),
+        ("docker.io.evil.io", "registry-1.docker.io", False),
+        ("evil.io", "ghcr.io", False),
+        ("10.0.0.2", "10.0.0.1", False),
+        ("::2", "::1", False),
+        ("", "ghcr.io", False),
+        ("localhost", "127.0.0.1", False),
+    ],
+)
+def test_a_login_stays_with_its_registry(realm: str, registry: str, same: bool) -> None:
+    from torchtailor.oci.transports.server import _is_of
+
+    assert _is_of(realm, registry) is same

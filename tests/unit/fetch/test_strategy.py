@@ -1,0 +1,95 @@
+"""A private package and a public one of the same name (dependency confusion): the first index that has it wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fetch.packages import Package
+from torchtailor.core.errors import UsageError
+from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.settings import IndexStrategy, read_settings
+from torchtailor.fetch.target import Target
+
+TARGET = Target("3.13", "x86_64")
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> tuple[str, str]:
+    """A private index with our-library 1.0, and a public one where somebody has published our-library 99.0."""
+    for index, packages in {
+        "private": [Package("our-library", "1.0")],
+        "public": [Package("our-library", "99.0"), Package("filelock", "4.2")],
+    }.items():
+        for package in packages:
+            folder = tmp_path / index / package.name
+            folder.mkdir(parents=True)
+            (folder / package.filename).write_bytes(package.wheel())
+    return str(tmp_path / "private"), str(tmp_path / "public")
+
+
+def finder(tmp_path: Path, indexes: tuple[str, str], strategy: str | None = None, **environment: str) -> Finder:
+    private, public = indexes
+    settings = read_settings(
+        index_url=public, extra_index_urls=[private], strategy=strategy, environment=environment, directory=tmp_path
+    )
+    return Finder(settings, Cache(tmp_path / "cache"))
+
+
+def newest(found: Finder, name: str = "our-library") -> str:
+    return str(found.fitting(name, TARGET)[0].version)
+
+
+def test_the_first_index_that_has_a_package_wins(tmp_path: Path, indexes: tuple[str, str]) -> None:
+    found = finder(tmp_path, indexes)
+    assert newest(found) == "1.0"
+    assert len(found.fitting("our-library", TARGET)) == 1
+    assert newest(found, "filelock") == "4.2"  # what the first one lacks comes from the next
+
+
+def test_a_package_on_two_indexes_is_said(tmp_path: Path, indexes: tuple[str, str]) -> None:
+    (note,) = finder(tmp_path, indexes).notes(["our-library", "filelock", "nowhere"])
+    assert note.startswith("our-library is taken from ") and "/private, the first index that has it" in note
+    (note,) = finder(tmp_path, indexes, "unsafe-best-match").notes(["our-library"])
+    assert "the newest is taken, whoever made it" in note
+
+
+def test_pips_rule_on_request(tmp_path: Path, indexes: tuple[str, str]) -> None:
+    assert newest(finder(tmp_path, indexes, "unsafe-best-match")) == "99.0"
+    assert newest(finder(tmp_path, indexes, UV_INDEX_STRATEGY="unsafe-best-match")) == "99.0"
+    (tmp_path / "uv.toml").write_text('index-strategy = "unsafe-best-match"\n')
+    assert newest(finder(tmp_path, indexes)) == "99.0"
+    assert newest(finder(tmp_path, indexes, "first-index")) == "1.0"  # the command line wins
+
+
+def test_the_order_is_uvs(tmp_path: Path) -> None:
+    """Additional indexes come before the default one, wherever they are configured."""
+    environment = {"PIP_INDEX_URL": "https://default/simple", "PIP_EXTRA_INDEX_URL": "https://private/simple"}
+    found = read_settings(extra_index_urls=["https://given/simple"], environment=environment, directory=tmp_path)
+    assert [one.url for one in found.indexes] == [
+        "https://given/simple",
+        "https://private/simple",
+        "https://default/simple",
+    ]
+
+
+def test_wheels_of_a_folder_are_always_offered(tmp_path: Path, indexes: tuple[str, str]) -> None:
+    folder = tmp_path / "links"
+    folder.mkdir()
+    package = Package("our-library", "2.0")
+    (folder / package.filename).write_bytes(package.wheel())
+    settings = read_settings(
+        index_url=indexes[1],
+        extra_index_urls=[indexes[0]],
+        find_links=[str(folder)],
+        environment={},
+        directory=tmp_path,
+    )
+    assert newest(Finder(settings, Cache(tmp_path / "cache"))) == "2.0"
+
+
+def test_a_word_that_is_no_rule() -> None:
+    with pytest.raises(UsageError, match="first-index or unsafe-best-match"):
+        IndexStrategy.read("best")
