@@ -19,6 +19,7 @@ from torchtailor.core.errors import UsageError
 from torchtailor.nix.audit import AuditFinding, audit_context, open_tree
 from torchtailor.nix.blueprint import Blueprint
 from torchtailor.nix.nix import has_nix
+from torchtailor.nix.nixlibrary import library_files, library_from
 from torchtailor.nix.own import own_parts
 from torchtailor.nix.pins import KEPT_NAME, KeptRow, kept_text
 from torchtailor.nix.recipe import Recipe
@@ -222,11 +223,12 @@ def plan_migration(
     ]
     for name, variant in names.items():
         if name not in context.names:
-            text = render(Blueprint(catalog, context.pins, variant))
-            reason = f"{variant.short_name} was missing"
             path = tree.pkgs / f"{name}.nix"
+            text = render(Blueprint(catalog, context.pins, variant), library_from(path))
+            reason = f"{variant.short_name} was missing"
             migrated.append(MigratedRecipe(name, path, MigrationStatus.CREATED, reason, after=text))
-    beside = {
+    beside = {tree.flox / name: text for name, text in library_files(catalog, context.pins).items()}
+    beside |= {
         tree.flox / name: text
         for name, text in environment_files(catalog, context.pins, wanted).items()
         if tree.pkgs.name == PKGS and not (tree.flox / name).exists()  # they name the recipes in that folder
@@ -297,7 +299,7 @@ def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFi
     flags = tuple(recipe.cpu_flags.text.split()) if recipe.cpu_flags else ()
     if not fits_isa(variant.isa, flags) or flags == variant.isa.compile_flags:
         flags = ()
-    own = own_parts(recipe, Recipe(recipe.name, recipe.path, render(standard), variant))
+    own = own_parts(recipe, {name: value for row in standard.without for name, value in row.exports.items()})
     return KeptRow(
         description="" if description == standard.description else description,
         long_description=() if long_description == standard.long_description else long_description,

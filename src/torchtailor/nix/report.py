@@ -55,6 +55,9 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
         counts = ", ".join(f"{len(steps)} {text}" for action, text in _ACTIONS.items() if (steps := plan.of(action)))
         dry = " (dry run)" if dry_run else ""
         yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}{dry}: {counts}."
+        if plan.unknown_hashes:
+            what = ", ".join(plan.unknown_hashes)
+            yield LineKind.NOTE, f"The hash of {what} is not known: `torchtailor recipes hash` finds and writes it."
         for reason, names in plan.missing.items():
             yield LineKind.NOTE, f"{len(names)} variants have no recipe: {reason}"
         for step in plan.of(Action.KEEP_EDITED):
