@@ -85,10 +85,11 @@ def audit_lines(reports: Sequence[AuditReport]) -> Lines:
             yield LineKind.TEXT, "How to fix:"
             for rule in rules:
                 yield LineKind.TEXT, f"  {rule}: {RULES[rule].fix}"
-        how = "evaluated with Nix" if report.evaluated else "parsed, not evaluated (without Nix)"
+        evaluated = f"{report.evaluated} of them evaluated with Nix" if report.evaluated else "none evaluated with Nix"
         counts = f"{report.errors} errors, {report.warnings} warnings"
+        release = f"release {report.release}" if report.release else "no known release"
         yield LineKind.TEXT, ""
-        yield LineKind.TEXT, f"{report.root}: release {report.release}, {report.recipes} recipes {how}: {counts}."
+        yield LineKind.TEXT, f"{report.root}: {release}, {report.recipes} recipes read, {evaluated}: {counts}."
 
 
 def github_lines(reports: Sequence[AuditReport], base: Path) -> Iterator[str]:

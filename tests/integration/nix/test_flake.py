@@ -162,6 +162,27 @@ def test_an_overlay_without_settings_changes_nothing() -> None:
     assert same == evaluated(f'(pkgs "x86_64-linux" {{ }} (final: prev: {{ }})).{torch}')
 
 
+def test_the_configuration_for_nixos() -> None:
+    """Evaluated as NixOS evaluates its overlays; docs/recipes.md shows the same file."""
+    text = (NIX / "configuration.nix").read_text()
+    shown = "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
+    assert shown in (REPO / "docs" / "recipes.md").read_text()
+    local = text.replace("/etc/nixos/torchtailor", str(REPO))
+    found = evaluated(
+        f"""
+        let
+          machine = ({local}) {{ pkgs = p; }};
+          p = import {NIX}/standin {{
+            system = "x86_64-linux";
+            inherit (machine.nixpkgs) config overlays;
+          }};
+        in
+        map (d: d.cudaCapabilities or d.torch.cudaCapabilities) (builtins.head machine.environment.systemPackages).paths
+        """
+    )
+    assert found == [["8.9"], ["8.9"]]
+
+
 def test_jobs_follow_memory_where_that_is_asked_for() -> None:
     overlay = '(flake.lib.overlay { gpu = "9.0"; gigabytesPerJob = 4; })'
     build = evaluated(f'(pkgs "x86_64-linux" {{ }} {overlay}).python313Packages.torch.preBuild')

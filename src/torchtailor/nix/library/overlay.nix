@@ -2,7 +2,7 @@
 # all that is built on them is. What the arguments leave out comes from config.torchtailor, and the GPU from
 # config.cudaCapabilities.
 {
-  tool, # torchtailor itself, as a function of a package set
+  tool ? null, # torchtailor itself, as a function of a package set
 }:
 {
   gpu ? null, # a compute capability: "9.0"
@@ -34,8 +34,8 @@ let
     magma = final.magma-cuda-static;
   };
 in
-{
-  torchtailor = tool final;
+(if tool == null then { } else { torchtailor = tool final; })
+// {
   # Applied by nixpkgs to each of its CUDA package sets.
   _cuda = prev._cuda.extend (_: previous: { extensions = previous.extensions ++ [ tailored.extension ]; });
   magma = tailored.fixMagma prev.magma;
