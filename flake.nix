@@ -75,7 +75,7 @@
             value = recipes.${name};
           }) (builtins.attrNames recipes)
         );
-      library = ./src/torchtailor/nix/library;
+      library = ./.flox/torchtailor;
       version = builtins.head (
         builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/core/version.py)
       );
@@ -105,11 +105,8 @@
             { torchtailor = self.packages.${torch.stdenv.hostPlatform.system}.torchtailor; } // args
           );
 
-        # An overlay whose torch is compiled for one GPU and one CPU: { gpu ? null, cpu ? null }
-        overlay = import (library + "/overlay.nix") {
-          isas = (builtins.fromTOML (builtins.readFile ./src/torchtailor/catalog/data/cpus.toml)).isa;
-          tool = toolFor;
-        };
+        # An overlay whose torch and CUDA packages are compiled for one GPU and one CPU: { gpu ? null, cpu ? null }
+        overlay = import (library + "/overlay.nix") { tool = toolFor; };
       };
 
       # By config.torchtailor = { gpu = "9.0"; cpu = "avx512"; }; the GPU is that of config.cudaCapabilities otherwise.

@@ -31,7 +31,7 @@ Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelh
 Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
 Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
 Cuda = Annotated[str | None, typer.Option(help="Only builds with this CUDA, such as 13.2.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress bars.")]

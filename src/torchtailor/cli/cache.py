@@ -61,7 +61,7 @@ def list_command(
 def prune(
     older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 30d, 8w.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Remove what was not used for 30 days, or for --older-than."""

@@ -81,7 +81,7 @@ def command(
     package: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --flox: the variant's name.", rich_help_panel=_NIX)
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Check, and show what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")] = False,
 ) -> None:

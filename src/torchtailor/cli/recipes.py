@@ -156,6 +156,9 @@ def migrate(
     prune_unlisted: Annotated[
         bool, typer.Option("--prune-unlisted", help="Delete recipes that the release's matrix does not have.")
     ] = False,
+    replace_pin: Annotated[
+        bool, typer.Option("--replace-pin", help="Replace a nixpkgs revision that the catalog does not know.")
+    ] = False,
     diff: Annotated[bool, typer.Option("--diff/--no-diff", help="Show what changes in each recipe.")] = True,
     release: OneRelease = None,
     dry_run: DryRun = False,
@@ -169,7 +172,13 @@ def migrate(
 
     with _working("Reading and evaluating recipes"):
         migrations = migrate_recipes(
-            load_catalog(), folder, release=release, prune=prune, prune_unlisted=prune_unlisted, dry_run=dry_run
+            load_catalog(),
+            folder,
+            release=release,
+            prune=prune,
+            prune_unlisted=prune_unlisted,
+            replace_pin=replace_pin,
+            dry_run=dry_run,
         )
     if json:
         ui.print_json("recipes-migrate", {"trees": migrations})

@@ -45,7 +45,7 @@ class AuditReport:
     root: Path
     release: str
     recipes: int
-    evaluated: bool  # with Nix
+    evaluated: int  # recipes that Nix was run on
     findings: tuple[AuditFinding, ...]
 
     @property
@@ -64,9 +64,9 @@ class AuditedTree(Struct):
     """The audit of one tree."""
 
     root: Path
-    release: str
+    release: Annotated[str, Meta(description="empty if it is not certain")]
     recipes: int
-    evaluated: Annotated[bool, Meta(description="with Nix, not only read")]
+    evaluated: Annotated[int, Meta(description="recipes that Nix was run on; the others were only read")]
     errors: int
     warnings: int
     findings: tuple[AuditFinding, ...]
@@ -101,7 +101,9 @@ def audit(
 
 def audit_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditReport:
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
-    return AuditReport(tree.root, context.release.name, len(context.recipes), with_nix, audit_context(context))
+    evaluated = sum(recipe.evaluation is not None for recipe in context.recipes)
+    release = context.release.name if context.identified.certain else ""
+    return AuditReport(tree.root, release, len(context.recipes), evaluated, audit_context(context))
 
 
 def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:

@@ -1,8 +1,7 @@
-"""The content of one recipe: everything the template needs, derived from a variant and the pins."""
+"""One recipe of PyTorch: the row that it calls the library with, and what its header tells."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -12,7 +11,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import ImpossibleError
-from torchtailor.nix.pins import ComponentRow, KeptRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
+from torchtailor.nix.pins import KeptRow, NixpkgsRow, Pins, SourceRow, WithoutRow
 
 GIGABYTES_PER_JOB = 4
 
@@ -33,7 +32,6 @@ class Blueprint:
     variant: Variant
     blas: BlasChoice = BlasChoice.OPENBLAS
     nightly: SourceRow | None = None
-    components: tuple[ComponentRow, ...] = ()
 
     def __post_init__(self) -> None:
         if self.blas is BlasChoice.MKL and not can_use_mkl(self.variant):
@@ -69,47 +67,6 @@ class Blueprint:
         return self.variant.build.cuda
 
     @property
-    def cuda_set(self) -> str:
-        return f"cudaPackages_{cuda_tag(self.cuda)}"
-
-    @property
-    def python_set(self) -> str:
-        return f"python{self.variant.python.replace('.', '')}Packages"
-
-    @property
-    def magma(self) -> MagmaRow | None:
-        row = self.pins.file.magma
-        return row if self.cuda and self.cuda.major == row.cuda_major else None
-
-    @property
-    def config(self) -> tuple[str, ...]:
-        """The nixpkgs configuration, line by line."""
-        lines = []
-        if self.variant.gpu or self.blas is BlasChoice.MKL:
-            lines.append("allowUnfree = true;")
-        if self.cuda and self.cuda.major in self.pin.broken_cuda:
-            lines.append(f"allowBroken = true; # nixpkgs marks torch as broken with CUDA {self.cuda.major}")
-        if self.variant.gpu:
-            lines.append("cudaSupport = true;")
-            if not self.nccl_apart:
-                lines.append("cudaCapabilities = [ gpuArchSM ]; # NCCL and MAGMA are compiled for these")
-                lines.append("cudaForwardCompat = false;")
-        return tuple(lines)
-
-    @property
-    def nccl_apart(self) -> bool:
-        """Whether nixpkgs cannot be set to the GPU's capability, because its cuDNN refuses it."""
-        gpu = self.variant.gpu
-        return gpu is not None and str(gpu.capability) in self.pin.cudnn_refuses.get(str(self.cuda), ())
-
-    @property
-    def changelog(self) -> str:
-        """Where the changes of a version that the pin lacks are; empty if nixpkgs' own link is right."""
-        if self.nightly:
-            return f"https://github.com/pytorch/pytorch/commits/{self.nightly.rev}"
-        return f"https://github.com/pytorch/pytorch/releases/tag/{self.upgrade.rev}" if self.upgrade else ""
-
-    @property
     def expected_triton(self) -> str:
         """The Triton that this PyTorch expects, if the pin has another one."""
         expected = self.variant.release.triton
@@ -126,22 +83,6 @@ class Blueprint:
         )
 
     @property
-    def exports(self) -> tuple[str, ...]:
-        pairs = {**self.kept.exports, **{name: value for row in self.without for name, value in row.exports.items()}}
-        return tuple(f"{name}={value}" for name, value in sorted(pairs.items()))
-
-    @property
-    def cache(self) -> tuple[str, ...]:
-        """CMake cache variables, as lines of CMake."""
-        lines = []
-        if self.upgrade:
-            lines.append(f'set(TORCH_BUILD_VERSION "{self.version}" CACHE STRING "" FORCE)')
-            if self.cuda:
-                lines.append(f'set(CUDA_VERSION "{self.cuda}" CACHE STRING "")')
-        names = [name for row in self.without for name in row.cache]
-        return (*lines, *(f'set({name} FALSE CACHE BOOL "")' for name in names))
-
-    @property
     def driver(self) -> str:
         """The required driver, as text; empty without a GPU."""
         return driver_text(self.catalog, self.pin, self.variant)
@@ -150,10 +91,6 @@ class Blueprint:
     def kept(self) -> KeptRow:
         """What was kept of the hand-written recipe of this name."""
         return self.pins.kept.get(self.file_name, KeptRow())
-
-    @property
-    def cpu_flags(self) -> tuple[str, ...]:
-        return self.kept.cpu_flags or self.variant.isa.compile_flags
 
     @property
     def description(self) -> str:
@@ -176,7 +113,8 @@ class Blueprint:
         lines = []
         if gpu:
             lines.append(f"GPU: compute capability {gpu.capability}, {gpu.describe(6)}")
-            lines.append(f"CUDA: {self.cuda}")
+            lines.append(f"CUDA: {self.cuda}, cudaPackages_{cuda_tag(self.cuda)} of nixpkgs for every package")
+            lines.append(f"MAGMA and NCCL: compiled for this GPU{self._magma_patch}")
             lines.append(f"Driver: NVIDIA {self.driver}")
         lines.append(f"CPU: {isa.arch} with {isa.label} ({'; '.join(isa.first)})")
         if isa.not_on:
@@ -190,55 +128,44 @@ class Blueprint:
         lines += [f"Disabled: {_join(row.parts)}, which {row.why}" for row in self.without]
         return tuple(lines)
 
-    def values(self) -> Mapping[str, object]:
-        """The template's variables."""
-        upgrade, magma = self.upgrade, self.magma
-        numbers: dict[str, int] = {}
-        for name, there in (("cuda", self.variant.gpu), ("magma", self.variant.gpu), ("torch", upgrade)):
-            if there:
-                numbers[name] = len(numbers) + 1
-        return {
-            "gpu": self.variant.gpu,
-            "isa": self.variant.isa,
-            "pin": self.pin,
-            "pin_hash": self.pins.hash_of(self.pin),
-            "config": self.config,
-            "numbers": numbers,
-            "cuda": self.cuda,
-            "cuda_set": self.cuda_set,
-            "cuda_tag": cuda_tag(self.cuda),
-            "python_set": self.python_set,
-            "nccl_apart": self.nccl_apart,
-            "changelog": self.changelog,
-            "triton": self.expected_triton,
-            "magma": magma,
-            "magma_hash": self.pins.hash_of(magma) if magma else "",
-            "mkl": self.blas is BlasChoice.MKL,
-            "upgrade": upgrade,
-            "upgrade_hash": self.pins.hash_of(upgrade) if upgrade else "",
-            "stub": bool(upgrade and self.variant.gpu),
-            "cccl": bool(magma),
-            "cpu_flags": [nix_string(flag) for flag in self.cpu_flags],
-            "exports": self.exports,
-            "cache": self.cache,
-            "pname": self.file_name,
-            "description": nix_string(self.description),
-            "long_description": [line.replace("''", "'''").replace("${", "''${") for line in self.long_description],
-            "platform": self.variant.platform,
-            "gigabytes": GIGABYTES_PER_JOB,
-            "components": self.components,
-            "component_names": _join([component.name for component in self.components]),
-        }
+    @property
+    def _magma_patch(self) -> str:
+        magma = self.pins.file.magma
+        return f"; MAGMA with {magma.name}" if self.cuda and self.cuda.major == magma.cuda_major else ""
+
+    @property
+    def title(self) -> str:
+        """The first line of its file."""
+        cuda = f", CUDA {self.cuda}" if self.cuda else ""
+        return f"{self.description.replace(chr(10), ' ').rstrip('.')}{cuda}, Python {self.variant.python}."
+
+    @property
+    def hardware(self) -> dict[str, object]:
+        """The part of a row that says for what it is built."""
+        found: dict[str, object] = {"python": self.variant.python}
+        if self.variant.gpu:
+            found |= {"cuda": str(self.cuda), "gpuArchSM": str(self.variant.gpu.capability)}
+        return found | {"cpu": self.variant.isa.name}
+
+    @property
+    def row(self) -> dict[str, object]:
+        """What the library makes the package from."""
+        found: dict[str, object] = {"name": self.file_name, "version": self.version, **self.hardware}
+        if self.blas is BlasChoice.MKL:
+            found["blas"] = self.blas.value
+        if self.kept.cpu_flags:
+            found["cpuFlags"] = self.kept.cpu_flags
+        if self.kept.exports:
+            found["exports"] = dict(sorted(self.kept.exports.items()))
+        found["description"] = self.description
+        if self.kept.long_description:
+            found["longDescription"] = "\n".join(self.kept.long_description)
+        return found
 
 
 def can_use_mkl(variant: Variant) -> bool:
     """Whether MKL can replace OpenBLAS: only in CPU-only x86_64 variants."""
     return variant.gpu is None and variant.arch == "x86_64"
-
-
-def nix_string(text: str) -> str:
-    """Text between the quotes of a Nix string."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${").replace("\n", "\\n")
 
 
 def cuda_tag(cuda: Dotted | str | None) -> str:

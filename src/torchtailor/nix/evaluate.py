@@ -33,6 +33,7 @@ class Evaluated(msgspec.Struct, frozen=True):
     drv: str
     torch: bool
     arch_list: str | None
+    capabilities: tuple[str, ...]
     cuda: str | None
     python: str | None
     platforms: tuple[str, ...]
@@ -41,7 +42,6 @@ class Evaluated(msgspec.Struct, frozen=True):
     broken: bool
     allow_broken: bool
     blas: str | None
-    overlays: int
     magma_patches: tuple[str, ...]
     magma_targets: tuple[str, ...]
     nccl_targets: tuple[str, ...]

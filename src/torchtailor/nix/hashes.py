@@ -16,6 +16,7 @@ from torchtailor.nix.audit import open_tree
 from torchtailor.nix.flake import FLAKE, FilledFlake, fill_flake, find_flake
 from torchtailor.nix.nix import need_tool, run_nix
 from torchtailor.nix.nixerrors import HASH_MISMATCH, explain
+from torchtailor.nix.nixlibrary import library_files
 from torchtailor.nix.pins import LOCK_NAME, UNKNOWN_HASH, load_pins, lock_text, read_lock
 from torchtailor.nix.recipe import ARCHIVE, PinUse, Recipe
 from torchtailor.nix.render import rerender
@@ -159,9 +160,9 @@ def _of_recipe(recipe: Recipe, context: AuditContext, known: dict[str, str]) -> 
             known[key] = context.pins.lock.get(key) or prefetch_tarball(_pin_url(recipe, pin))
         text = insert_pin_hash(text, pin, known[key])
         results.append((FoundHash(key, "", known[key], recipe.name), text))
-    if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path, text)):
+    key = context.pins.unknown_source(recipe.row) or (_source_key(recipe) if _placeholder(recipe.source) else "")
+    if key and key not in known and (hashes := fetch_source(recipe.path, text)):
         before, after = hashes
-        key = _source_key(recipe)
         known[key] = after
         text = replace_placeholder(NixSource(text), after)
         results.append((FoundHash(key, before, after, recipe.name), text))
@@ -241,6 +242,10 @@ def _write(catalog: Catalog, context: AuditContext, known: dict[str, str], texts
     write_output(lock, lock_text({**read_lock(flox), **known}).encode())
     written = [lock]
     pins = load_pins(flox)
+    for name, library in library_files(catalog, pins).items():
+        if (flox / name).is_file() and (flox / name).read_text("utf-8") != library:
+            write_output(flox / name, library.encode())
+            written.append(flox / name)
     for recipe in context.recipes:
         if recipe.origin is FileOrigin.GENERATED and (text := rerender(catalog, pins, recipe)) is not None:
             new = text

@@ -19,6 +19,7 @@ from torchtailor.core.errors import UsageError
 from torchtailor.nix.audit import AuditFinding, audit_context, open_tree
 from torchtailor.nix.blueprint import Blueprint
 from torchtailor.nix.nix import has_nix
+from torchtailor.nix.nixlibrary import library_files, library_from
 from torchtailor.nix.own import own_parts
 from torchtailor.nix.pins import KEPT_NAME, KeptRow, kept_text
 from torchtailor.nix.recipe import Recipe
@@ -169,10 +170,16 @@ def migrate_recipes(
     release: str | None = None,
     prune: bool = False,
     prune_unlisted: bool = False,
+    replace_pin: bool = False,
     dry_run: bool = False,
 ) -> tuple[Migration, ...]:
     """Migrate every tree at a folder; with `dry_run`, only plan it."""
-    options = {"prune": prune, "prune_unlisted": prune_unlisted, "with_nix": has_nix()}
+    options = {
+        "prune": prune,
+        "prune_unlisted": prune_unlisted,
+        "replace_pin": replace_pin,
+        "with_nix": has_nix(),
+    }
     migrations = tuple(plan_migration(catalog, tree, release=release, **options) for tree in find_trees(root))
     for migration in () if dry_run else migrations:
         migration.apply()
@@ -186,6 +193,7 @@ def plan_migration(
     release: str | None = None,
     prune: bool = False,
     prune_unlisted: bool = False,
+    replace_pin: bool = False,
     with_nix: bool = False,
 ) -> Migration:
     """What migrating one tree changes."""
@@ -202,6 +210,8 @@ def plan_migration(
         )
     wanted = recipe_variants(catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
     names = {variant.name: variant for variant in wanted}
+    if not replace_pin:
+        _refuse_unknown_pin(context, names)
     kept = dict(context.pins.kept)
     for recipe in context.recipes:
         if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.readable:
@@ -222,16 +232,34 @@ def plan_migration(
     ]
     for name, variant in names.items():
         if name not in context.names:
-            text = render(Blueprint(catalog, context.pins, variant))
-            reason = f"{variant.short_name} was missing"
             path = tree.pkgs / f"{name}.nix"
+            text = render(Blueprint(catalog, context.pins, variant), library_from(path))
+            reason = f"{variant.short_name} was missing"
             migrated.append(MigratedRecipe(name, path, MigrationStatus.CREATED, reason, after=text))
-    beside = {
+    beside = {tree.flox / name: text for name, text in library_files(catalog, context.pins).items()}
+    beside |= {
         tree.flox / name: text
         for name, text in environment_files(catalog, context.pins, wanted).items()
         if tree.pkgs.name == PKGS and not (tree.flox / name).exists()  # they name the recipes in that folder
     }
     return Migration(tree, context.release.name, tuple(migrated), kept, beside)
+
+
+def _refuse_unknown_pin(context: AuditContext, names: Mapping[str, object]) -> None:
+    """A nixpkgs that the catalog does not know was chosen by someone, and is not replaced without being asked."""
+    unknown = [
+        pin.rev
+        for recipe in context.recipes
+        if recipe.name in names and recipe.origin is FileOrigin.FOREIGN
+        for pin in recipe.pins
+        if context.pins.find_nixpkgs(pin.rev) is None
+    ]
+    if unknown:
+        raise UsageError(
+            f"{context.tree.root}: {len(unknown)} recipes pin nixpkgs {', '.join(sorted(set(unknown)))}, which the "
+            f"catalog does not know; the migrated ones would pin {context.pin.rev}.",
+            "Allow it with --replace-pin, or keep these recipes as they are.",
+        )
 
 
 def _migrated(
@@ -297,7 +325,12 @@ def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFi
     flags = tuple(recipe.cpu_flags.text.split()) if recipe.cpu_flags else ()
     if not fits_isa(variant.isa, flags) or flags == variant.isa.compile_flags:
         flags = ()
-    own = own_parts(recipe, Recipe(recipe.name, recipe.path, render(standard), variant))
+    lost += [
+        f"line {pin.line}: nixpkgs {pin.rev}, replaced by {standard.pin.rev}"
+        for pin in recipe.pins
+        if not standard.pin.rev.startswith(pin.rev)
+    ]
+    own = own_parts(recipe, {name: value for row in standard.without for name, value in row.exports.items()})
     return KeptRow(
         description="" if description == standard.description else description,
         long_description=() if long_description == standard.long_description else long_description,

@@ -53,9 +53,8 @@ class Own:
     other: tuple[str, ...]
 
 
-def own_parts(recipe: Recipe, standard: Recipe) -> Own:
-    """What a recipe has and the generated one of its name has not."""
-    usual = {name: value for name, (value, _) in standard.exported.items()}
+def own_parts(recipe: Recipe, usual: Mapping[str, str]) -> Own:
+    """What a recipe has and the generated one of its name, with these exports, has not."""
     exports, other = {}, []
     for name, (value, line) in recipe.exported.items():
         if name in _FLAGS:
@@ -67,8 +66,7 @@ def own_parts(recipe: Recipe, standard: Recipe) -> Own:
             other.append(f"line {line}: export {name}={value}")
         else:
             exports[name] = value
-    known = set(_other(standard))
-    other += [text for key, text in _other(recipe).items() if key not in known]
+    other += _other(recipe).values()
     return Own(exports, tuple(dict.fromkeys(other)))
 
 

@@ -51,10 +51,11 @@ class NixpkgsRow(Strict, frozen=True):
 
 
 class SourceRow(Strict, frozen=True):
-    """PyTorch's source at one revision."""
+    """PyTorch's source at one revision, and the version in nixpkgs whose recipe it is built with."""
 
     version: str
     rev: str
+    on: str
     hash: str = ""
     sources: tuple[str, ...] = ()
 
@@ -205,6 +206,19 @@ class Pins:
         """The hash of a pin; empty if it is not known yet."""
         packaged = row.sha256 if isinstance(row, NixpkgsRow) else row.hash
         return self.lock.get(row.key, packaged)
+
+    def unknown_source(self, row: Mapping[str, object]) -> str:
+        """The key of the source that a recipe's row is built from, if its hash is not known."""
+        sources = (*self.file.source, self.file.spark.nightly)
+        known = [(source.version, source.key, self.hash_of(source)) for source in sources]
+        if (package := row.get("package")) is not None:
+            siblings = [sibling for sibling in self.file.sibling if sibling.name == package]
+            known = [
+                (source.version, sibling.key(source), self.lock.get(sibling.key(source), source.hash))
+                for sibling in siblings
+                for source in sibling.source
+            ]
+        return next((key for version, key, value in known if version == row.get("version") and not value), "")
 
     def sibling(self, name: str) -> SiblingRow:
         for row in self.file.sibling:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +135,19 @@ class Recipe:
     # What it builds
 
     @cached_property
+    def row_bindings(self) -> Mapping[str, Binding]:
+        """What it calls a function of the library with; empty if it does not."""
+        for name, _, argument in self.source.calls:
+            if name.startswith("library."):
+                return {binding.name: binding for binding in self.source.inside(argument)}
+        return {}
+
+    @cached_property
+    def row(self) -> Mapping[str, Any]:
+        """The values of that row."""
+        return {name: self.source.value(binding.node) for name, binding in self.row_bindings.items()}
+
+    @cached_property
     def attributes(self) -> tuple[Binding, ...]:
         """What the outermost `overrideAttrs` (or builder) sets."""
         found = [
@@ -164,7 +177,7 @@ class Recipe:
 
     @cached_property
     def pname(self) -> TextLine | None:
-        binding = self.attribute("pname") or self.source.last("pname")
+        binding = self.row_bindings.get("name") or self.attribute("pname") or self.source.last("pname")
         if self.evaluated:
             return TextLine(binding.line if binding else 1, self.evaluated.pname)
         value = self.source.value(binding.node) if binding else None
@@ -243,7 +256,9 @@ class Recipe:
 
     @cached_property
     def upgrade(self) -> TextLine | None:
-        """The version that an overlay, or the recipe's own override, sets for torch."""
+        """The version that its row, an overlay, or the recipe's own override sets for torch."""
+        if isinstance(version := self.row.get("version"), str) and not self.is_sibling:
+            return TextLine(self.row_bindings["version"].line, version)
         for name, _, argument in self.source.calls:
             if _OVERRIDES_TORCH.search(name):
                 for binding in self.source.inside(argument):
@@ -286,10 +301,15 @@ class Recipe:
         env = [inner for binding in self.attributes if binding.name == "env" for inner in self.source.below(binding)]
         found = {
             binding.name: (str(value), binding.line)
-            for binding in (*self.attributes, *env)
+            for binding in (*self.attributes, *env, *self._row_exports)
             if binding.name.isupper() and (value := self.source.value(binding.node)) is not None
         }
         return found | exports(self.shell)
+
+    @property
+    def _row_exports(self) -> tuple[Binding, ...]:
+        binding = self.row_bindings.get("exports")
+        return self.source.inside(binding.node) if binding else ()
 
     # What it claims
 

@@ -1,4 +1,4 @@
-"""Recipes as text: templates filled in and stamped, ready to be written."""
+"""Recipes and the files beside them as text, stamped and ready to be written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.templates import template_environment
-from torchtailor.nix.blueprint import BlasChoice, Blueprint, can_use_mkl, cuda_tag, driver_text, nix_string
-from torchtailor.nix.pins import UNKNOWN_HASH, Pins, SiblingRow
+from torchtailor.nix.blueprint import BlasChoice, Blueprint, can_use_mkl, cuda_tag, driver_text
+from torchtailor.nix.nixlibrary import call_of, library_files, library_from, recipe_text
+from torchtailor.nix.nixtext import NixCode, nix_value
+from torchtailor.nix.pins import Pins, SiblingRow
 from torchtailor.nix.recipe import TORCH, Recipe
-from torchtailor.nix.tree import MARKDOWN, stamp
+from torchtailor.nix.tree import LIBRARY, MARKDOWN, stamp
 
 
 class RecipeOrigin(Enum):
@@ -35,12 +37,17 @@ def fill(template: str, values: Mapping[str, object]) -> str:
     return str(_environment().get_template(template).render(values))
 
 
-def render(blueprint: Blueprint) -> str:
+def render(blueprint: Blueprint, library: str = f"../{LIBRARY}") -> str:
     """The recipe of one variant."""
-    body = fill("torch.nix.j2", {**blueprint.values(), "unknown_hash": UNKNOWN_HASH})
-    cuda = f", CUDA {blueprint.cuda}" if blueprint.cuda else ""
-    title = blueprint.description.replace("\n", " ").rstrip(".")
-    return stamp(body, f"{title}{cuda}, Python {blueprint.variant.python}.")
+    return recipe_text(
+        blueprint.pins,
+        blueprint.pin,
+        "torch",
+        blueprint.row,
+        blueprint.title,
+        story=blueprint.long_description,
+        library=library,
+    )
 
 
 def sibling_name(package: str, variant: Variant) -> str:
@@ -48,30 +55,22 @@ def sibling_name(package: str, variant: Variant) -> str:
     return package + variant.name.removeprefix("pytorch")
 
 
-def render_sibling(blueprint: Blueprint, row: SiblingRow) -> str:
+def render_sibling(blueprint: Blueprint, sibling: SiblingRow, library: str = f"../{LIBRARY}") -> str:
     """The recipe of what is built on a variant's torch."""
-    name = sibling_name(row.name, blueprint.variant)
-    source = row.for_torch(blueprint.version) if blueprint.upgrade else None
-    pinned = str(getattr(blueprint.pin, row.name))
-    target = blueprint.target
-    description = f"{row.name} {source.version if source else pinned} with PyTorch {blueprint.version} for {target}"
-    values = blueprint.values()
-    body = fill(
-        "sibling.nix.j2",
-        {
-            **values,
-            "name": name,
-            "sibling": row,
-            "source": source,
-            "source_hash": blueprint.pins.lock.get(row.key(source), source.hash) if source else "",
-            "pinned": pinned,
-            "torch_name": blueprint.file_name,
-            "description": nix_string(description),
-            "unknown_hash": UNKNOWN_HASH,
-        },
-    )
+    source = sibling.for_torch(blueprint.version) if blueprint.upgrade else None
+    version = source.version if source else str(getattr(blueprint.pin, sibling.name))
+    description = f"{sibling.name} {version} with PyTorch {blueprint.version} for {blueprint.target}"
+    row = {
+        "name": sibling_name(sibling.name, blueprint.variant),
+        "package": sibling.name,
+        "version": version,
+        **blueprint.hardware,
+        "description": description,
+        "torch": call_of(blueprint.file_name),
+    }
     cuda = f", CUDA {blueprint.cuda}" if blueprint.cuda else ""
-    return stamp(body, f"{description}{cuda}, Python {blueprint.variant.python}.")
+    title = f"{description}{cuda}, Python {blueprint.variant.python}."
+    return recipe_text(blueprint.pins, blueprint.pin, "sibling", row, title, library=library)
 
 
 def spark_names(pins: Pins) -> frozenset[str]:
@@ -89,31 +88,42 @@ def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
     release = catalog.release(spark.release)
     build = next(build for build in release.cuda_builds if str(build.cuda) == spark.cuda)
     variant = Variant(release, build, catalog.gpu(spark.gpu), catalog.isas[spark.isa], DEFAULT_PYTHON)
-    nightly = Blueprint(catalog, pins, variant, nightly=spark.nightly, components=spark.component)
-    shared = {
-        "pin": nightly.pin,
-        "pin_hash": pins.hash_of(nightly.pin),
-        "cuda_set": nightly.cuda_set,
-        "cuda_tag": cuda_tag(spark.cuda),
-        "capability": spark.gpu,
-    }
+    nightly = Blueprint(catalog, pins, variant, nightly=spark.nightly)
+    tag = cuda_tag(spark.cuda)
     texts = {
-        f"{component.name}-{cuda_tag(spark.cuda)}": stamp(
-            fill("component.nix.j2", {**shared, "component": component}),
+        f"{component.name}-{tag}": recipe_text(
+            pins,
+            nightly.pin,
+            "component",
+            {"package": component.name, "version": component.version, "cuda": spark.cuda, "gpuArchSM": spark.gpu},
             f"{component.summary}, {component.version}, for CUDA {spark.cuda}.",
         )
         for component in spark.component
     }
-    texts[nightly.file_name] = render(nightly)
-    wrapper = {
-        **shared,
-        "components": spark.component,
-        "nightly_name": nightly.file_name,
-        "repository": spark.repository,
-    }
-    texts[f"{nightly.file_name}-wrapper"] = stamp(
-        fill("nightly-wrapper.nix.j2", wrapper),
+    own = {component.name: call_of(f"{component.name}-{tag}") for component in spark.component}
+    texts[nightly.file_name] = recipe_text(
+        pins,
+        nightly.pin,
+        "torch",
+        {**nightly.row, "components": NixCode("components")},
+        nightly.title,
+        story=(*nightly.long_description, "Components: those of this folder, unless others are given"),
+        arguments=[f"components ? {nix_value(own, 1)}"],
+    )
+    path = NixCode(f"../../../{spark.repository}")
+    texts[f"{nightly.file_name}-wrapper"] = recipe_text(
+        pins,
+        nightly.pin,
+        "torchWithComponents",
+        {
+            "recipe": NixCode(f"./{nightly.file_name}.nix"),
+            "cuda": spark.cuda,
+            "repository": NixCode("cudaToolkitRepo"),
+            "components": {component.name: f"{component.name}-{tag}" for component in spark.component},
+            "library": NixCode("library"),
+        },
         f"{nightly.file_name} with the CUDA {spark.cuda} components from a sibling repository.",
+        arguments=[f"cudaToolkitRepo ? {path}"],
     )
     return texts
 
@@ -128,7 +138,7 @@ def environment_files(
     siblings: Sequence[str] = (),
     origin: RecipeOrigin = RecipeOrigin.SOURCE,
 ) -> Mapping[str, str]:
-    """The tree's other files, by their path under `.flox`: manifest, environment, attributes, table of recipes."""
+    """The tree's other files, by their path under `.flox`: manifest, environment, attributes, table, library."""
     release = variants[0].release
     gpus = [variant for variant in variants if variant.gpu]
     example = next((v.name for v in gpus if v.short_name == "sm90-avx512"), (gpus or list(variants))[0].name)
@@ -151,8 +161,9 @@ def environment_files(
         "example": example,
         "cuda": next((variant.build.cuda for variant in gpus), None),
         "pin": pin,
+        "pin_hash": pins.hash_of(pin),
         "systems": platforms,
-        "attributes": attributes,
+        "attributes": nix_value(attributes, 1),
         "spark": spark,
         "selection": selection,
         "siblings": siblings,
@@ -171,6 +182,7 @@ def environment_files(
     }
     name = f"pytorch-{release.name}".replace("_", "-").replace(".", "-")
     return {
+        **library_files(catalog, pins),
         "env.json": f'{{\n  "name": "{name}",\n  "version": 1\n}}\n',
         "default.nix": stamp(fill("default.nix.j2", shared), f"The recipes of release {release.name}."),
         "env/manifest.toml": stamp(
@@ -208,12 +220,15 @@ def render_all(
 def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
     """A recipe as the catalog would write it now; None if the catalog has no such recipe."""
     name = recipe.recipe_name
+    library = library_from(recipe.path)
     if recipe.is_wheel:  # its wheels were found in an index
         return None
     if recipe.variant and name and not name.suffix and name.package != TORCH:
-        return render_sibling(Blueprint(catalog, pins, recipe.variant), pins.sibling(name.package))
+        return render_sibling(Blueprint(catalog, pins, recipe.variant), pins.sibling(name.package), library)
     if recipe.variant and name and not name.suffix:
-        uses_mkl = any(selection.text.endswith(".mkl") for selection in recipe.source.selections)
+        uses_mkl = recipe.row.get("blas") == BlasChoice.MKL.value or any(
+            selection.text.endswith(".mkl") for selection in recipe.source.selections
+        )
         blas = BlasChoice.MKL if uses_mkl and can_use_mkl(recipe.variant) else BlasChoice.OPENBLAS
-        return render(Blueprint(catalog, pins, recipe.variant, blas))
+        return render(Blueprint(catalog, pins, recipe.variant, blas), library)
     return spark_recipes(catalog, pins)[recipe.name] if recipe.name in spark_names(pins) else None

@@ -55,6 +55,9 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
         counts = ", ".join(f"{len(steps)} {text}" for action, text in _ACTIONS.items() if (steps := plan.of(action)))
         dry = " (dry run)" if dry_run else ""
         yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}{dry}: {counts}."
+        if plan.unknown_hashes:
+            what = ", ".join(plan.unknown_hashes)
+            yield LineKind.NOTE, f"The hash of {what} is not known: `torchtailor recipes hash` finds and writes it."
         for reason, names in plan.missing.items():
             yield LineKind.NOTE, f"{len(names)} variants have no recipe: {reason}"
         for step in plan.of(Action.KEEP_EDITED):
@@ -82,10 +85,11 @@ def audit_lines(reports: Sequence[AuditReport]) -> Lines:
             yield LineKind.TEXT, "How to fix:"
             for rule in rules:
                 yield LineKind.TEXT, f"  {rule}: {RULES[rule].fix}"
-        how = "evaluated with Nix" if report.evaluated else "parsed, not evaluated (without Nix)"
+        evaluated = f"{report.evaluated} of them evaluated with Nix" if report.evaluated else "none evaluated with Nix"
         counts = f"{report.errors} errors, {report.warnings} warnings"
+        release = f"release {report.release}" if report.release else "no known release"
         yield LineKind.TEXT, ""
-        yield LineKind.TEXT, f"{report.root}: release {report.release}, {report.recipes} recipes {how}: {counts}."
+        yield LineKind.TEXT, f"{report.root}: {release}, {report.recipes} recipes read, {evaluated}: {counts}."
 
 
 def github_lines(reports: Sequence[AuditReport], base: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from torchtailor.core.trust import Limit, NotPlainError, read_limited
 
 FLOX = ".flox"
 PKGS = "pkgs"
+LIBRARY = "torchtailor"  # the folder of the Nix library, beside pkgs
 _MARK = re.compile(r"^(?:# |<!-- )torchtailor-content: sha256:([0-9a-f]{64})(?: -->)?$", re.MULTILINE)
 
 
@@ -35,7 +36,8 @@ class RecipeTree:
         if not self.pkgs.is_dir():
             return {}
         found = {path.stem: path for path in self.pkgs.glob("*.nix") if not path.is_dir()}
-        found |= {path.parent.name: path for path in self.pkgs.glob("*/default.nix")}
+        folders = (path for path in self.pkgs.glob("*/default.nix") if path.parent.name != LIBRARY)
+        found |= {path.parent.name: path for path in folders}
         return dict(sorted(found.items()))
 
     @property

@@ -29,13 +29,13 @@ from torchtailor.fetch.resolve import resolve
 from torchtailor.fetch.settings import read_settings
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import choose_torch, closure_requirements
-from torchtailor.nix.blueprint import nix_string
+from torchtailor.nix.blueprint import cuda_tag
+from torchtailor.nix.nixlibrary import recipe_text
+from torchtailor.nix.nixtext import NixCode, nix_value
 from torchtailor.nix.pins import Pins
-from torchtailor.nix.render import fill
-from torchtailor.nix.tree import stamp
+from torchtailor.nix.tree import LIBRARY, stamp
 
 TOOL = "torchtailor"
-_LIBRARY = ("tool.nix", "wheels.nix")
 # Pure Python, or of no concern to torch's version: nixpkgs' own, as wheels.nix lists them.
 _FROM_NIXPKGS = frozenset(
     {
@@ -54,29 +54,13 @@ class WheelPin:
     url: str = ""
 
     @property
-    def _parts(self) -> list[str]:
-        return self.filename.removesuffix(".whl").split("-")
-
-    @property
-    def pname(self) -> str:
-        return self._parts[0]
-
-    @property
-    def version(self) -> str:
-        """With the build tag, if it has one: `fetchPypi` joins it to the name in the same way."""
-        return "-".join(self._parts[1:-3])
-
-    @property
-    def python(self) -> str:
-        return self._parts[-3]
-
-    @property
-    def abi(self) -> str:
-        return self._parts[-2]
-
-    @property
-    def platform(self) -> str:
-        return self._parts[-1]
+    def arguments(self) -> Mapping[str, str]:
+        """What the fetcher takes; a build tag is joined to the version, as `fetchPypi` joins both to the name."""
+        if self.url:
+            return {"name": self.filename, "url": self.url, "hash": self.hash}
+        pname, *version, python, abi, platform = self.filename.removesuffix(".whl").split("-")
+        tags = {"python": python, "abi": abi, "platform": platform}
+        return {"pname": pname, "version": "-".join(version), **tags, "hash": self.hash}
 
 
 class WheelPins:
@@ -142,30 +126,27 @@ def render_wheel(
     pins: Pins, variant: Variant, wheels: Sequence[WheelPin], *, nvidia: bool, companions: Sequence[str] = ()
 ) -> str:
     """The recipe of one variant from its wheels."""
-    row = pins.newest
     gpu = variant.gpu
     target = f"{gpu.sm.upper()} ({gpu.describe()})" if gpu else f"{variant.arch} CPUs"
     official = f"PyTorch {variant.release.version}: the official {variant.build.label} wheels"
     more = " with NVIDIA's libraries" if nvidia else ""
     cut = f", cut{more}" if gpu else ""
     description = f"{official}{cut} for {target}"
-    body = fill(
-        "wheel.nix.j2",
-        {
-            "pin": row,
-            "pin_hash": pins.hash_of(row),
-            "gpu": gpu,
-            "wheels": wheels,
-            "python_set": f"python{variant.python.replace('.', '')}Packages",
-            "name": variant.name,
-            "version": str(variant.release.version),
-            "nvidia": nvidia and gpu is not None,
-            "imports": ("torch", *companions),
-            "description": nix_string(description),
-            "platform": variant.platform,
-        },
-    )
-    return stamp(body, f"{description}, Python {variant.python}.")
+    # Without Python, which nixpkgs puts before it, and without the CPU, which does not matter.
+    row: dict[str, object] = {
+        "pname": f"pytorch-cuda{cuda_tag(variant.build.cuda)}-{gpu.sm}" if gpu else "pytorch-cpu",
+        "version": str(variant.release.version),
+        "python": variant.python,
+        "cpu": variant.isa.name,
+    }
+    if gpu:
+        row |= {"gpuArchSM": str(gpu.capability), "nvidia": nvidia}
+    row |= {
+        "imports": ("torch", *companions),
+        "description": description,
+        "officialWheels": [wheel.arguments for wheel in wheels],
+    }
+    return recipe_text(pins, pins.newest, "wheels", row, f"{description}, Python {variant.python}.")
 
 
 def render_wheels(
@@ -190,20 +171,14 @@ def render_wheels(
 
 def tool_files(pins: Pins) -> Mapping[str, bytes]:
     """The files of the package `torchtailor` in a tree, by their path under `.flox`."""
-    row = pins.newest
     version = distribution(TOOL).version
     name = f"{TOOL}-{version}-py3-none-any.whl"
-    values = {"pin": row, "pin_hash": pins.hash_of(row), "version": version, "wheel": name}
-    recipe = stamp(fill("torchtailor.nix.j2", values), f"torchtailor {version}, which cuts the wheels.")
-    library = files("torchtailor.nix").joinpath("library")
-    folder = f"pkgs/{TOOL}"
+    title = f"torchtailor {version}, which cuts the wheels."
+    own = nix_value({"version": version, "src": NixCode(f"./{name}")}) + "\n"
     return {
-        f"{folder}/default.nix": recipe.encode(),
-        **{
-            f"{folder}/{file}": stamp(library.joinpath(file).read_text("utf-8"), f"{file} of torchtailor.").encode()
-            for file in _LIBRARY
-        },
-        f"{folder}/{name}": own_wheel(),
+        f"pkgs/{TOOL}.nix": recipe_text(pins, pins.newest, "tool", {}, title).encode(),
+        f"{LIBRARY}/own.nix": stamp(own, title).encode(),
+        f"{LIBRARY}/{name}": own_wheel(),
     }
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.methods import NIX
@@ -75,6 +76,7 @@ class WritePlan:
     release: str
     steps: tuple[Step, ...]
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the reason, variants without a recipe
+    unknown_hashes: tuple[str, ...] = ()  # of nixpkgs and sources, as the lock names them
 
     def of(self, *actions: Action) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.action in actions)
@@ -106,6 +108,7 @@ class WrittenTree(Struct):
     release: str
     steps: tuple[WrittenFile, ...] = msgspec.field(name="files")
     without_recipe: tuple[MissingRecipes, ...] = msgspec.field(name="missing")
+    unknown_hashes: Annotated[tuple[str, ...], Meta(description="what `recipes hash` has to find")]
 
 
 class WriteDocument(Struct):
@@ -246,7 +249,9 @@ def plan_trees(
         contents = {path: text.encode() for path, text in texts.items()}
         if wheels:
             contents |= tool_files(pins)
-        plans.append(replace(plan_files(tree, name, contents, force=force), missing=missing))
+        unknown = _unknown_hashes(catalog, pins, name, made_from, wanted, spark=with_spark)
+        plan = plan_files(tree, name, contents, force=force)
+        plans.append(replace(plan, missing=missing, unknown_hashes=unknown))
     if not plans:
         raise NoMatchError(
             f"No variant of {', '.join(names)} matches {' '.join(globs)}.",
@@ -260,6 +265,22 @@ def plan_files(tree: RecipeTree, release: str, contents: Mapping[str, bytes], *,
     paths = {tree.flox / name: content for name, content in contents.items()}
     steps = (Step(path, _action(path, content, force=force), content) for path, content in paths.items())
     return WritePlan(tree, release, tuple(steps))
+
+
+def _unknown_hashes(
+    catalog: Catalog, pins: Pins, release: str, made_from: RecipeOrigin, siblings: Sequence[str], *, spark: bool
+) -> tuple[str, ...]:
+    """What the recipes of a release fetch without a known hash."""
+    if made_from is RecipeOrigin.WHEELS:
+        return () if pins.hash_of(pins.newest) else (pins.newest.key,)
+    pin = pins.nixpkgs(str(catalog.release(release).nixpkgs))
+    version = str(catalog.release(release).version)
+    sources = [{"version": version}, *([{"version": pins.file.spark.nightly.version}] if spark else [])]
+    if version != pin.torch:
+        rows = ((name, pins.sibling(name).for_torch(version)) for name in siblings)
+        sources += [{"package": name, "version": row.version} for name, row in rows if row]
+    keys = ["" if pins.hash_of(pin) else pin.key, *(pins.unknown_source(source) for source in sources)]
+    return tuple(key for key in keys if key)
 
 
 def _already_there(tree: RecipeTree) -> set[str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.nix.conftest import needs_nix
 from torchtailor.catalog import Catalog
-from torchtailor.nix.blueprint import Blueprint
+from torchtailor.nix.evaluate import Evaluated, evaluate
 from torchtailor.nix.pins import load_pins
-from torchtailor.nix.recipe import Recipe
-from torchtailor.nix.render import render
-from torchtailor.nix.write import recipe_variants
+from torchtailor.nix.write import plan_trees, recipe_variants
+
+pytestmark = [needs_nix, pytest.mark.nix]
 
 # Like PyTorch's FindAVX: what is in the cache already is not set again.
 PROJECT = """
@@ -55,10 +56,13 @@ def test_avx_recipes_turn_off_what_needs_avx2(catalog: Catalog, tmp_path: Path, 
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 24):
         pytest.skip(f"cmake {version} is older than nixpkgs' (3.24 reads CMAKE_PROJECT_TOP_LEVEL_INCLUDES)")
     variant = next(v for v in recipe_variants(catalog, "cuda-13_0") if v.short_name == short)
-    recipe = Recipe(variant.name, Path(), render(Blueprint(catalog, load_pins(), variant)))
-    lines = [line.text.strip() for line in recipe.phases["preConfigure"] if "concatStringsSep" not in line.text]
+    for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], globs=[short]):
+        plan.apply()
+    path = tmp_path / ".flox" / "pkgs" / f"{variant.name}.nix"
+    recipe = evaluate({path: variant.platform}, load_pins())[path]
+    assert isinstance(recipe, Evaluated)
     names = "USE_FBGEMM|USE_NNPACK|CMAKE_PROJECT_TOP_LEVEL_INCLUDES"
-    script = "\n".join([*lines, f"env | grep -E '^({names})='"])
+    script = f"{recipe.pre_configure}\nenv | grep -E '^({names})='"
     top = tmp_path / "top"
     top.mkdir()
     done = subprocess.run(

@@ -90,7 +90,7 @@ def test_release_main_has_a_nixpkgs_of_its_own() -> None:
     """Fetched by its revision when one of its recipes is used, and not before."""
     made = f"""
     let
-      fetched = request: builtins.trace (builtins.toJSON request) {NIX}/standin;
+      fetched = request: builtins.trace (builtins.toJSON request) {NIX}/standin/older.nix;
       flake = (scopedImport {{ builtins = builtins // {{ fetchTree = fetched; }}; }} {REPO}/flake.nix).outputs {{
         self = flake;
         nixpkgs = throw "the input is not its nixpkgs";
@@ -136,7 +136,9 @@ def test_the_overlay_reaches_all_that_is_built_on_torch(overlay: str, config: st
           vision = p.python313Packages.torchvision.drvPath;
           built_on = p.python313Packages.torchvision.torch.drvPath;
           arch = p.python313Packages.torchvision.env.TORCH_CUDA_ARCH_LIST;
-          other = p.python312Packages.torch.gpuArch;
+          other = p.python312Packages.torch.cudaCapabilities;
+          magma = p.magma-cuda-static.cudaCapabilities;
+          nccl = map (set: set.nccl.makeFlags) [ p.cudaPackages p.cudaPackages_12_9 ];
           pre = torch.preConfigure;
           build = torch.preBuild;
           tool = p.torchtailor.pname;
@@ -145,10 +147,12 @@ def test_the_overlay_reaches_all_that_is_built_on_torch(overlay: str, config: st
     )
     assert found["inside"] == [found["torch"], found["vision"]]
     assert found["built_on"] == found["torch"]
-    assert found["arch"] == found["other"] == "9.0"
+    assert found["arch"] == "9.0"
+    assert found["other"] == found["magma"] == ["9.0"]
+    assert found["nccl"] == [["NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90"]] * 2  # and no PTX
     assert 'TORCH_CUDA_ARCH_LIST="9.0"' in found["pre"]
     assert "-mavx512f" in found["pre"]
-    assert found["build"].index("NIX_BUILD_CORES=$room") < found["build"].index("MAX_JOBS")
+    assert "meminfo" not in found["build"]
     assert found["tool"] == "torchtailor"
 
 
@@ -158,9 +162,64 @@ def test_an_overlay_without_settings_changes_nothing() -> None:
     assert same == evaluated(f'(pkgs "x86_64-linux" {{ }} (final: prev: {{ }})).{torch}')
 
 
+def test_the_configuration_for_nixos() -> None:
+    """Evaluated as NixOS evaluates its overlays; docs/recipes.md shows the same file."""
+    text = (NIX / "configuration.nix").read_text()
+    shown = "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
+    assert shown in (REPO / "docs" / "recipes.md").read_text()
+    local = text.replace("/etc/nixos/torchtailor", str(REPO))
+    found = evaluated(
+        f"""
+        let
+          machine = ({local}) {{ pkgs = p; }};
+          p = import {NIX}/standin {{
+            system = "x86_64-linux";
+            inherit (machine.nixpkgs) config overlays;
+          }};
+        in
+        map (d: d.cudaCapabilities or d.torch.cudaCapabilities) (builtins.head machine.environment.systemPackages).paths
+        """
+    )
+    assert found == [["8.9"], ["8.9"]]
+
+
+def test_jobs_follow_memory_where_that_is_asked_for() -> None:
+    overlay = '(flake.lib.overlay { gpu = "9.0"; gigabytesPerJob = 4; })'
+    build = evaluated(f'(pkgs "x86_64-linux" {{ }} {overlay}).python313Packages.torch.preBuild')
+    assert build.index("NIX_BUILD_CORES=$room") < build.index("MAX_JOBS")
+
+
+def test_the_overlay_turns_off_what_the_recipe_of_the_variant_turns_off() -> None:
+    overlay = '(flake.lib.overlay { gpu = "6.1"; cpu = "avx"; })'
+    made = evaluated(f'(pkgs "x86_64-linux" {{ }} {overlay}).python313Packages.torch.preConfigure')
+    recipe = evaluated("flake.legacyPackages.x86_64-linux.pytorch-python313-cuda12_9-sm61-avx.preConfigure")
+    for line in ("export USE_CUDNN=0", "export USE_FBGEMM=0", "export USE_NNPACK=0", "set(CXX_AVX2_FOUND FALSE"):
+        assert line in made
+        assert line in recipe
+    assert made == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "nixpkgs"), [("pytorch-python313-cuda12_9-sm90-avx2", "2.9.1"), ("pytorch-python313-cpu-avx2", "2.10.0")]
+)
+def test_another_nixpkgs_than_the_pin_throws(name: str, nixpkgs: str) -> None:
+    """Its PyTorch is 2.8.0, and the recipe would say something else."""
+    made = f"""
+    let
+      flake = (import {REPO}/flake.nix).outputs {{ self = flake; nixpkgs = {NIX}/standin/older.nix; }};
+    in
+    flake.legacyPackages.x86_64-linux.{name}.drvPath
+    """
+    done = run_nix("nix-instantiate", [*EVALUATE, "--expr", made])
+    assert done.code != 0
+    assert f"this is PyTorch {nixpkgs}, and the given nixpkgs has 2.8.0" in done.err
+
+
 def test_wrong_settings_are_named() -> None:
     torch = "python313Packages.torch.drvPath"
     for setting, message in (
+        ('gpu = "99.9"', "there is no GPU with compute capability 99.9"),
+        ('gpu = "12.1"', "CUDA 12.8 cannot compile for compute capability 12.1; 12.9, 13.0"),
         ('gpu = "sm_90"', "must be a compute capability such as 9.0"),
         ('cpu = "avx3"', "there is no instruction set avx3"),
         ('cpu = "armv9"', "armv9 is aarch64, and this is x86_64-linux"),

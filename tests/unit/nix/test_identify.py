@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torchtailor.nix.evaluate import Failed, evaluate
 from torchtailor.nix.migrate import plan_migration
 from torchtailor.nix.nix import has_nix
 from torchtailor.nix.pins import Pins, load_pins
+from torchtailor.nix.report import audit_lines
 from torchtailor.nix.tree import tree_at
 
 NEW = "6a030d535719c5190187c4cec156f335e95e3211"
@@ -164,3 +166,32 @@ def test_what_is_built_on_torch_evaluates(tmp_path: Path, name: str) -> None:
     outcome = evaluate({path: "x86_64-linux"}, load_pins())[path]
     assert not isinstance(outcome, Failed), outcome
     assert outcome.on == "pytorch-python313-cuda12_9-sm90-avx512"
+
+
+def test_the_summary_says_what_was_done(catalog: Catalog, tmp_path: Path) -> None:
+    """Nothing is evaluated at an unknown pin, and a guessed release is not named as if it were known."""
+    path = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cuda12_9-sm90-avx512.nix"
+    path.parent.mkdir(parents=True)
+    url = f"https://github.com/NixOS/nixpkgs/archive/{'0' * 40}.tar.gz"
+    path.write_text(f'(import (builtins.fetchTarball "{url}") {{ }}).python313Packages.torch.override {{ }}\n')
+    (report,) = audit(catalog, tmp_path)
+    assert (report.evaluated, report.release) == (0, "")
+    assert "no known release, 1 recipes read, none evaluated with Nix" in list(audit_lines([report]))[-1][1]
+
+
+def test_a_pin_that_nobody_here_knows_is_replaced_only_when_asked(catalog: Catalog, tmp_path: Path) -> None:
+    path = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cuda12_9-sm90-avx512.nix"
+    path.parent.mkdir(parents=True)
+    url = f"https://github.com/NixOS/nixpkgs/archive/{NOWHERE}.tar.gz"
+    path.write_text(f'(import (builtins.fetchTarball "{url}") {{ }}).python313Packages.torch.override {{ }}\n')
+    with pytest.raises(UsageError, match=f"1 recipes pin nixpkgs {NOWHERE}") as refused:
+        plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9")
+    assert "--replace-pin" in str(refused.value.hint)
+    migration = plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9", replace_pin=True)
+    assert f"nixpkgs {NOWHERE}, replaced by {NEW}" in migration.report()
+
+
+@pytest.mark.parametrize("command", ["build", "publish", "recipes write"])
+def test_a_dry_run_is_also_n(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*command.split(), "--help"])
+    assert re.search(r"--dry-run\s+-n\b|-n,?\s+--dry-run", capsys.readouterr().out)

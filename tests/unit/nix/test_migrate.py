@@ -120,7 +120,8 @@ def test_what_was_changed_by_hand_in_a_generated_recipe_is_kept_if_it_is_right(
 ) -> None:
     write_tree(catalog, tmp_path, "cuda-13_0")
     path = tmp_path / ".flox" / "pkgs" / f"{PREFIX}sm90-avx512.nix"
-    text = path.read_text().replace('"-mfma"\n', '"-mfma"\n    "-mtune=sapphirerapids"\n')
+    flags = " ".join(f'"{flag}"' for flag in (*catalog.isas["avx512"].compile_flags, "-mtune=sapphirerapids"))
+    text = path.read_text().replace('cpu = "avx512";', f'cpu = "avx512";\n  cpuFlags = [ {flags} ];')
     path.write_text(
         text.replace('description = "PyTorch 2.10.0 for SM90', 'description = "Our PyTorch for the H100, SM90')
     )
@@ -150,7 +151,7 @@ def own_recipe(root: Path, release_cuda: str = "13_0") -> Path:
 def test_own_exports_are_carried_over_and_the_rest_is_listed(catalog: Catalog, handmade: Path) -> None:
     path = own_recipe(handmade)
     plan_migration(catalog, tree_at(handmade)).apply()
-    assert "export USE_MKLDNN=0" in path.read_text()
+    assert 'USE_MKLDNN = "0";' in path.read_text()
     report = (handmade / ".flox" / "MIGRATION.md").read_text()
     kept = (handmade / ".flox" / "torchtailor-kept.toml").read_text()
     for piece in ("OWN_FLAGS=a $HOME", "sed -i s/a/b/ setup.py", "MPISupport = true"):

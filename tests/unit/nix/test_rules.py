@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.unit.nix.conftest import HASH, write_tree
-from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.catalog import Catalog
 from torchtailor.nix.audit import audit_context, open_tree
-from torchtailor.nix.blueprint import Blueprint
 from torchtailor.nix.nix import has_nix
-from torchtailor.nix.pins import load_pins
-from torchtailor.nix.render import render
 from torchtailor.nix.rules import RULES, AuditContext
 from torchtailor.nix.tree import FileOrigin, origin, tree_at
-from torchtailor.nix.write import recipe_variants
 
 SM90 = "pytorch-python313-cuda13_0-sm90-avx512"
 ARM = "pytorch-python313-cuda13_0-sm90-armv9"
@@ -81,7 +77,6 @@ CASES = [
     case("cache-unreached", "export USE_FBGEMM=0", "export CXX_AVX2_FOUND=0", name=CPU_AVX, line_of="export CXX_AVX2"),
     case("jobs-overwritten", "export PYTORCH_BUILD_NUMBER=0", "export MAX_JOBS=32", line_of="MAX_JOBS=32"),
     case("jobs-overwritten", "    passthru =", '    ninjaFlags = [ "-j32" ];\n    passthru =', line_of="ninjaFlags"),
-    Case("jobs-memory", (("NIX_BUILD_CORES", "CORES"),)),
     case(
         "patches-dropped",
         "    passthru =",
@@ -139,12 +134,8 @@ CASES = [
 
 @cache
 def good(release: str, name: str) -> str:
-    """A generated recipe with its pin locked, without the header."""
-    catalog, pins = load_catalog(Path("/nonexistent")), load_pins()
-    variant = recipe_variants(catalog, release, [name])[0]
-    pins = replace(pins, lock={row.key: HASH for row in pins.file.nixpkgs})
-    lines = render(Blueprint(catalog, pins, variant)).splitlines(keepends=True)
-    return "".join(line for line in lines if "torchtailor-content" not in line)
+    """A recipe that calls no library and breaks no rule."""
+    return (Path(__file__).parent / "selfcontained" / release / f"{name}.nix").read_text("utf-8")
 
 
 def context_of(catalog: Catalog, root: Path, item: Case, text: str, *, with_nix: bool = False) -> AuditContext:
@@ -215,10 +206,38 @@ def test_a_patch_may_have_a_name_of_its_own(catalog: Catalog, tmp_path: Path) ->
 def test_a_generated_recipe_changed_by_hand_is_edited(catalog: Catalog, tmp_path: Path) -> None:
     write_tree(catalog, tmp_path, "cuda-13_0", SM90)
     path = tmp_path / ".flox" / "pkgs" / f"{SM90}.nix"
-    path.write_text(path.read_text().replace('cpuISA = "avx512"', 'cpuISA = "avx2"'))
+    path.write_text(path.read_text().replace("# Driver:", "# A driver:"))
     context = open_tree(catalog, tree_at(tmp_path), with_nix=False)
     found = [finding.rule for finding in audit_context(context) if finding.file.endswith(path.name)]
     assert found == ["edited"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('gpuArchSM = "9.0"', 'gpuArchSM = "8.0"'),
+        ('  gpuArchSM = "9.0";\n', ""),
+        ('cuda = "13.0"', 'cuda = "12.9"'),
+        ('cpu = "avx512"', 'cpu = "avx2"'),
+        ('python = "3.13"', 'python = "3.12"'),
+    ],
+)
+def test_a_row_that_is_not_what_the_file_is_called(catalog: Catalog, tmp_path: Path, old: str, new: str) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0", SM90)
+    path = tmp_path / ".flox" / "pkgs" / f"{SM90}.nix"
+    assert hits_of("row-name", open_tree(catalog, tree_at(tmp_path), with_nix=False)) == []
+    path.write_text(path.read_text().replace(old, new))
+    assert len(hits_of("row-name", open_tree(catalog, tree_at(tmp_path), with_nix=False))) == 1
+
+
+def test_a_library_changed_by_hand_is_found(catalog: Catalog, tmp_path: Path) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0", SM90)
+    path = tmp_path / ".flox" / "torchtailor" / "tailor.nix"
+    path.write_text(path.read_text().replace("cudaForwardCompat = false", "cudaForwardCompat = true"))
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=False)
+    assert [(found.rule, found.file) for found in audit_context(context)] == [
+        ("table-stale", ".flox/torchtailor/tailor.nix")
+    ]
 
 
 def test_a_generated_recipe_of_another_catalog_is_stale(catalog: Catalog, tmp_path: Path) -> None:
@@ -249,6 +268,7 @@ TREE_RULES = {
     "script-glob",
     "sibling-repository",
     "sibling-torch",
+    "row-name",
     "wheel-target",
     "unreadable",
     "edited",

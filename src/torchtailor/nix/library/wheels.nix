@@ -4,28 +4,38 @@
   nixpkgs,
   pythonPackages,
   torchtailor,
-  pname,
+  pname, # the same for equal wheels, so that they are one derivation
   version,
-  wheels, # fetched files
+  officialWheels, # as fetchPypi takes them, or { name, url, hash }
   gpu ? null, # a compute capability; null: nothing is cut
   nvidia ? false, # cut NVIDIA's libraries too: `torchtailor help licences`
-  imports ? [ "torch" ],
-  description ? "PyTorch ${version} for ${if gpu == null then "CPUs" else "compute capability ${gpu}"}",
-  platforms,
+  imports,
+  meta,
 }:
 
 let
   inherit (nixpkgs) lib;
   inherit (pythonPackages) python;
+  fetch =
+    wheel:
+    if wheel ? url then
+      nixpkgs.fetchurl wheel
+    else
+      pythonPackages.fetchPypi (
+        wheel
+        // {
+          format = "wheel";
+          dist = wheel.python;
+        }
+      );
 in
 pythonPackages.buildPythonPackage {
   inherit pname version;
-  name = "${pname}-${version}";
   format = "other";
   dontUnpack = true;
   dontStrip = true;
 
-  officialWheels = wheels;
+  officialWheels = map fetch officialWheels;
 
   nativeBuildInputs = [
     torchtailor
@@ -110,12 +120,12 @@ pythonPackages.buildPythonPackage {
   doCheck = false;
 
   passthru = {
-    inherit gpu nvidia nixpkgs;
+    inherit gpu nvidia;
     cudaSupport = gpu != null;
+    cudaCapabilities = lib.optional (gpu != null) gpu;
   };
 
-  meta = {
-    inherit description platforms;
+  meta = meta // {
     homepage = "https://pytorch.org/";
     changelog = "https://github.com/pytorch/pytorch/releases/tag/v${version}";
     license = [ lib.licenses.bsd3 ] ++ lib.optional (gpu != null) lib.licenses.unfreeRedistributable;

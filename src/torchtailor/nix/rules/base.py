@@ -135,7 +135,7 @@ def variant_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Calla
 
     def register(check: VariantCheck) -> VariantCheck:
         def on_recipe(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-            if recipe.is_torch and recipe.variant:
+            if recipe.is_torch and recipe.variant and not recipe.row:  # the library does the rest
                 yield from check(recipe, recipe.variant, context)
 
         _register(AuditRule(id, severity, looks_for, fix, on_recipe=on_recipe))

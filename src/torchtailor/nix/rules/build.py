@@ -64,17 +64,6 @@ def jobs_overwritten(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
 
 
 @variant_rule(
-    "jobs-memory",
-    Severity.WARNING,
-    "a build that runs one compiler per core regardless of memory",
-    "Lower NIX_BUILD_CORES in preBuild to what fits into memory.",
-)
-def jobs_memory(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if not any("NIX_BUILD_CORES" in line.text for line in recipe.phases.get("preBuild", ())):
-        yield 1, "the number of jobs does not depend on available memory"
-
-
-@variant_rule(
     "patches-dropped",
     Severity.ERROR,
     "`patches = [ ]` although nixpkgs' patches are for this version",
@@ -264,7 +253,7 @@ def attribute_pytorch(recipe: Recipe, context: AuditContext) -> Iterator[tuple[i
     "Override torch, which keeps nixpkgs' fixes.",
 )
 def foreign_pattern(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.is_torch and not recipe.overrides_torch:
+    if recipe.is_torch and not recipe.row and not recipe.overrides_torch:
         builders = ("buildPythonPackage", "mkDerivation", "callPackage")
         line = next((line for name, line, _ in recipe.source.calls if name.endswith(builders)), 1)
         yield line, "nixpkgs' torch is not overridden"

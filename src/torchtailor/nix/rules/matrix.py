@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
+from torchtailor.nix.nixlibrary import library_files
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.render import rerender, sibling_name
 from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, tree_rule
@@ -145,10 +146,15 @@ def stale(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
 @tree_rule(
     "table-stale",
     Severity.WARNING,
-    "a generated manifest or table of recipes that was changed by hand or does not match the tree",
+    "a generated manifest, library or table of recipes that was changed by hand or does not match the tree",
     "Run `torchtailor recipes write` for the whole tree.",
 )
 def table_stale(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
+    library = library_files(context.catalog, context.pins)
+    for name, text in library.items():
+        path = context.tree.flox / name
+        if path.is_file() and path.read_text("utf-8", errors="replace") != text:
+            yield path, 3, "it is not what torchtailor writes now: it was changed by hand, or the catalog has changed"
     for name in ("README.md", "env/manifest.toml", "default.nix"):
         path = context.tree.flox / name
         if not path.is_file():

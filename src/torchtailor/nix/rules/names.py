@@ -20,13 +20,36 @@ _SPELLING = re.compile(r"\d{1,2}\.\d[af]?(?:\+PTX)?")
     "Set pname to the file name; the version of PyTorch is in `version`.",
 )
 def pname(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if not (recipe.is_torch or recipe.is_sibling or recipe.is_wheel):
+    if not (recipe.is_torch or recipe.is_sibling):
         return
     found = recipe.pname
     if found is None:
         yield 1, f"pname is not set; it must be {recipe.name!r}"
     elif found.text != recipe.name:
         yield found.number, f"pname is {found.text!r}; the file name is {recipe.name!r}"
+
+
+@recipe_rule(
+    "row-name",
+    Severity.ERROR,
+    "a recipe that calls the library for another GPU, CPU, CUDA or Python than the file name's",
+    "Write it again: `torchtailor recipes write --force`.",
+)
+def row_name(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    variant = recipe.variant
+    if not recipe.row or variant is None or recipe.name.endswith("-wrapper"):
+        return
+    wanted = {
+        "gpuArchSM": str(variant.gpu.capability) if variant.gpu else None,
+        "cuda": str(variant.build.cuda) if variant.gpu and not recipe.is_wheel else None,
+        "cpu": variant.isa.name,
+        "python": variant.python,
+    }
+    for name, value in wanted.items():
+        if recipe.row.get(name) != value:
+            binding = recipe.row_bindings.get(name)
+            given = recipe.row.get(name) or "missing"
+            yield binding.line if binding else 1, f"{name} is {given}; the file name has {value or 'none'}"
 
 
 @variant_rule(
@@ -126,7 +149,7 @@ def python_name(recipe: Recipe, variant: Variant, context: AuditContext) -> Iter
 )
 def platform(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     variant = recipe.variant
-    if variant is None or not (recipe.is_torch or recipe.is_sibling or recipe.is_wheel):
+    if variant is None or recipe.row or not (recipe.is_torch or recipe.is_sibling or recipe.is_wheel):
         return
     if recipe.platforms is None or recipe.source.last("platforms") is None:
         yield 1, f'meta.platforms is not set; it must be [ "{variant.platform}" ]'
@@ -193,7 +216,7 @@ def sibling_torch(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, 
             yield path.number, f"it is built on {path.text}, not on ./{name.base}.nix"
     given = {binding.name for call, _, argument in recipe.source.calls if call.endswith(f".{name.package}.override")
              for binding in recipe.source.inside(argument)}  # fmt: skip
-    if not imported and "torch" not in given and not _inherits_torch(recipe):
+    if not imported and "torch" not in {*given, *recipe.row} and not _inherits_torch(recipe):
         yield 1, f"it is built on nixpkgs' own torch, not on {name.base}"
     targets = recipe.evaluated.arch_list if recipe.evaluated else None
     if variant.gpu and targets and targets != str(variant.gpu.capability):
@@ -208,20 +231,17 @@ def _inherits_torch(recipe: Recipe) -> bool:
 @recipe_rule(
     "wheel-target",
     Severity.ERROR,
-    "a recipe from wheels that cuts them to another GPU than the file name's, or has wheels of another Python",
+    "a recipe from wheels with a wheel of torch for another Python than the file name's",
     "Write it again: `torchtailor recipes write --from wheels`.",
 )
 def wheel_target(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     variant = recipe.variant
     if not recipe.is_wheel or not recipe.readable or variant is None:
         return
-    binding = recipe.source.last("gpu")
-    value = recipe.source.value(binding.node) if binding else None
-    wanted = str(variant.gpu.capability) if variant.gpu else None
-    if value != wanted:
-        yield binding.line if binding else 1, f"the wheels are cut to {value or 'no GPU'}; the file name has {wanted}"
     tag = f"cp{variant.python.replace('.', '')}"
-    for name, line, argument in recipe.source.calls:
-        fields = {item.name: recipe.source.value(item.node) for item in recipe.source.inside(argument)}
-        if name.endswith(".fetchPypi") and fields.get("pname") == "torch" and fields.get("python") != tag:
-            yield line, f"the wheel of torch is for {fields.get('python')}; the file name has {tag}"
+    for binding in recipe.source.named("pname"):
+        if recipe.source.value(binding.node) == "torch":
+            wheel = recipe.source.inside(binding.node.parent.parent.parent)  # binding, binding set, attribute set
+            python = next((recipe.source.value(item.node) for item in wheel if item.name == "python"), None)
+            if python != tag:
+                yield binding.line, f"the wheel of torch is for {python}; the file name has {tag}"

@@ -108,6 +108,8 @@ def pin_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
 def hash_placeholder(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.readable:
         return
+    if key := context.pins.unknown_source(recipe.row):
+        yield recipe.row_bindings["version"].line, f"the hash of {key} is not known"
     for name, line, argument in recipe.source.calls:
         if not name.rpartition(".")[2].startswith("fetch") or name.endswith(_BUILTIN_FETCHERS):
             continue

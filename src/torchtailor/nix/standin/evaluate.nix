@@ -100,7 +100,7 @@ let
       broken = meta.broken or false;
       allow_broken = standin.config.allowBroken or false;
       blas = drv.blasProvider.pname or null;
-      overlays = standin.overlays or 0;
+      capabilities = drv.cudaCapabilities or [ ];
       magma_patches = standin.magmaPatches or [ ];
       magma_targets = standin.magmaTargets or [ ];
       pin = standin.pin.rev or "";

@@ -47,6 +47,13 @@ let
     optionals = condition: values: if condition then values else [ ];
     optionalString = condition: text: if condition then text else "";
     optionalAttrs = condition: attrs: if condition then attrs else { };
+    concatStrings = concatStringsSep "";
+    removeSuffix =
+      suffix: text:
+      if hasSuffix suffix text then
+        builtins.substring 0 (builtins.stringLength text - builtins.stringLength suffix) text
+      else
+        text;
     concatMapStringsSep = separator: f: list: concatStringsSep separator (map f list);
     toList = value: if isList value then value else [ value ];
     getOutput = output: package: package.${output} or package;
@@ -199,8 +206,6 @@ let
     "12.0"
     "12.1"
   ];
-  wanted = config.cudaCapabilities or [ ];
-  unknown = builtins.filter (capability: !(lib.elem capability capabilities)) wanted;
   defaults = [
     "7.5"
     "8.0"
@@ -210,28 +215,47 @@ let
     "10.0"
     "12.0"
   ];
-  forwardCompat = config.cudaForwardCompat or true;
   digits = builtins.replaceStrings [ "." ] [ "" ];
 
-  flagsOf = rec {
-    cudaCapabilities =
-      if unknown != [ ] then
-        throw "cudaCapabilities has ${toString unknown}, which nixpkgs does not know"
-      else if wanted == [ ] then
-        defaults
-      else
-        wanted;
-    cmakeCudaArchitecturesString = lib.concatMapStringsSep ";" digits cudaCapabilities;
-    gencodeString = lib.concatStringsSep " " (
-      map (c: "-gencode=arch=compute_${digits c},code=sm_${digits c}") cudaCapabilities
-      ++ lib.optional forwardCompat "-gencode=arch=compute_90,code=compute_90"
-    );
+  # What nixpkgs decides from its configuration, for every package of a CUDA set.
+  backendStdenv =
+    { config }:
+    let
+      wanted = config.cudaCapabilities or [ ];
+      unknown = builtins.filter (capability: !(lib.elem capability capabilities)) wanted;
+    in
+    {
+      inherit wanted;
+      cudaForwardCompat = config.cudaForwardCompat or true;
+      cudaCapabilities =
+        if unknown != [ ] then
+          throw "cudaCapabilities has ${toString unknown}, which nixpkgs does not know"
+        else if wanted == [ ] then
+          defaults
+        else
+          wanted;
+    };
+
+  flagsOf =
+    { cudaCapabilities, cudaForwardCompat, ... }:
+    {
+      inherit cudaCapabilities;
+      cmakeCudaArchitecturesString = lib.concatMapStringsSep ";" digits cudaCapabilities;
+      gencodeString = lib.concatStringsSep " " (
+        map (c: "-gencode=arch=compute_${digits c},code=sm_${digits c}") cudaCapabilities
+        ++ lib.optional cudaForwardCompat "-gencode=arch=compute_90,code=compute_90"
+      );
+    };
+
+  # `extensions` are applied to every CUDA set.
+  cudaConfig = extensions: {
+    inherit extensions;
+    extend = change: cudaConfig (change (cudaConfig extensions) (cudaConfig extensions)).extensions;
   };
 
   cudaSet =
-    version:
+    pkgs: version:
     let
-      refused = builtins.filter (c: lib.elem c (pin.cudnn_refuses.${version} or [ ])) wanted;
       names = [
         "cuda_cccl"
         "cuda_cudart"
@@ -263,12 +287,22 @@ let
             )
             // {
               cudaMajorMinorVersion = version;
-              flags = flagsOf;
-              cudnn =
-                if refused != [ ] then
-                  throw "Package cudnn is not available: capabilities ${toString refused} are not supported"
-                else
-                  package "cudnn" (componentVersions.${version}.cudnn or version) { };
+              backendStdenv = lib.makeOverridable backendStdenv { inherit config; };
+              flags = flagsOf self.backendStdenv;
+              cudnn = lib.makeOverridable (
+                { backendStdenv }:
+                let
+                  refused = builtins.filter (c: lib.elem c (pin.cudnn_refuses.${version} or [ ])) backendStdenv.wanted;
+                in
+                package "cudnn" (componentVersions.${version}.cudnn or version) {
+                  checked =
+                    if refused != [ ] then
+                      throw "Package cudnn is not available: capabilities ${toString refused} are not supported"
+                    else
+                      true;
+                  meta.available = refused == [ ];
+                }
+              ) { inherit (self) backendStdenv; };
               nccl = lib.makeOverridable (
                 { flags }:
                 package "nccl" (componentVersions.${version}.nccl or version) {
@@ -292,7 +326,10 @@ let
             );
         };
     in
-    scope (_: _: { });
+    scope (
+      final: prev:
+      builtins.foldl' (all: extension: all // extension final (prev // all)) { } pkgs._cuda.extensions
+    );
 
   attributeOf = version: "cudaPackages_" + builtins.replaceStrings [ "." ] [ "_" ] version;
   cudaVersions = builtins.attrNames pin.cuda;
@@ -376,7 +413,6 @@ let
         pythonModule.pythonVersion = python;
         standin = {
           inherit pin config;
-          overlays = builtins.length overlays;
           magmaPatches = map (patch: patch.patchName or "") (effectiveMagma.patches or [ ]);
           magmaTargets = effectiveMagma.cudaCapabilities;
           ncclTargets = cudaPackages.nccl.makeFlags;
@@ -456,17 +492,14 @@ let
               buildPythonPackage =
                 attrs:
                 mkDerivation (
-                  {
-                    name = "python${python}-${attrs.pname}-${attrs.version}";
-                  }
-                  // attrs
+                  attrs
                   // {
+                    name = "python${python}-${attrs.name or "${attrs.pname}-${attrs.version}"}";
                     propagatedBuildInputs = attrs.dependencies or [ ];
                     passthru = {
                       pythonModule.pythonVersion = python;
                       standin = {
                         inherit pin config;
-                        overlays = builtins.length overlays;
                         kind = "wheel";
                       };
                     }
@@ -588,6 +621,7 @@ let
       zlib = package "zlib" "1" { };
       runCommand = name: attrs: script: mkDerivation (attrs // { inherit name script; });
       fetchPypi = args: fetcher "fetchPypi" [ "pname" "version" ] args;
+      _cuda = cudaConfig [ ];
       python3Packages = pkgs.python313Packages;
       pythonPackagesExtensions = [ ];
       mkShell = attrs: mkDerivation ({ name = "nix-shell"; } // attrs);
@@ -618,7 +652,7 @@ let
     // builtins.listToAttrs (
       map (version: {
         name = attributeOf version;
-        value = cudaSet version;
+        value = cudaSet pkgs version;
       }) cudaVersions
     )
     // builtins.mapAttrs (_: version: pkgs.${attributeOf version}) pin.aliases;
