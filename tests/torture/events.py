@@ -28,7 +28,7 @@ from tests.unit.tailoring.helpers import check_records, install
 from tests.unit.tailoring.helpers import options as tailor_options
 from tests.unit.wheels.builder import build_wheel
 from tests.waiting import wait_until
-from torchtailor.building.farm.drive import WorkerNews
+from torchtailor.building.graph.drive import WorkerNews
 from torchtailor.core.errors import TorchtailorError
 
 OK, REFUSED, WRONG = 0, 3, 70

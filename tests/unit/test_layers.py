@@ -39,6 +39,7 @@ FLOORS = (
     {"verification.doctor", "verification.report"},
     {"nix"},
     {"building.ledger"},
+    {"building.graph", "building.farm.store"},
     {"building"},
     {"building.farm"},
     {"publish"},

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from torchtailor.building.farm.events import EventKind, FarmEvent
-from torchtailor.building.farm.policy import THIS_PROCESS
+from torchtailor.building.graph.events import EventKind, FarmEvent
+from torchtailor.building.graph.policy import THIS_PROCESS
 from torchtailor.cli import ui
 from torchtailor.core.documents import plain
 from torchtailor.core.format import counted

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.farm.graphs import NamedJob, graph, key
-from torchtailor.building.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
-from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
-from torchtailor.building.farm.graph import GraphJob, JobGraph
-from torchtailor.building.farm.policy import FarmWorker
-from torchtailor.building.farm.simulate import simulate
+from torchtailor.building.graph.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
+from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.policy import FarmWorker
+from torchtailor.building.graph.simulate import simulate
 from torchtailor.core.documents import plain
 from torchtailor.core.errors import EnvironmentProblem, ExitCode
 

@@ -17,17 +17,19 @@ from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import NAME, tree
 from torchtailor.building import wheel_jobs as jobs
 from torchtailor.building.cutting import WheelCut
-from torchtailor.building.farm import build, perform, space
+from torchtailor.building.farm import build, perform
 from torchtailor.building.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
-from torchtailor.building.farm.events import EventKind, FarmEvent
-from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
+from torchtailor.building.farm.jobs import FarmJob
 from torchtailor.building.farm.perform import Workbench, WorkerSetup
-from torchtailor.building.farm.wheels import wheel_graph
 from torchtailor.building.farm.where import parse_where
+from torchtailor.building.graph.events import EventKind, FarmEvent
+from torchtailor.building.graph.job import decode_job, encode_job
 from torchtailor.building.ledger.ledger import Result
+from torchtailor.building.wheel import space
+from torchtailor.building.wheel.graph import wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, WheelPlan
-from torchtailor.building.wheel_jobs import CutForGpus, JobContext, decode_job, encode_job
+from torchtailor.building.wheel_jobs import CutForGpus, JobContext
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.core.errors import EnvironmentProblem, ExitCode, ImpossibleError
 from torchtailor.fetch.locations import IndexLocation, LocationKind
@@ -125,7 +127,7 @@ def test_jobs_travel_as_json_and_name_no_place(farm: Farm, tmp_path: Path) -> No
         data = encode_job(job.job)
         again = decode_job(data, FarmJob)
         assert again == job.job
-        assert (needs_of(again), gives_of(again), encode_job(again)) == (job.needs, job.gives, data)
+        assert (again.needs, again.gives, encode_job(again)) == (job.needs, job.gives, data)
         assert str(tmp_path).encode() not in data
 
 

@@ -19,10 +19,10 @@ from tests.unit.building.test_build import NAME
 from tests.unit.fetch.serving import Site
 from torchtailor.building.farm import address, perform, where
 from torchtailor.building.farm.build import FarmPlan
-from torchtailor.building.farm.events import JobOutcome
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.building.farm.graph import JobGraph
 from torchtailor.building.farm.where import PlaceKind, Where, parse_where
+from torchtailor.building.graph.events import JobOutcome
+from torchtailor.building.graph.graph import JobGraph
 from torchtailor.building.ledger.rates import Rates
 from torchtailor.building.source.backend import SourcePlan
 from torchtailor.building.source.options import SourceOptions

@@ -15,28 +15,29 @@ import msgspec
 from msgspec import Meta, Struct
 
 from torchtailor.building.base import UnavailableVariant, unavailable_rows
-from torchtailor.building.farm.derivations import nix_graph, send_derivations, take
-from torchtailor.building.farm.drive import DriveResult, JobFailure, drive
-from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.building.farm.fingerprint import describe_worker
-from torchtailor.building.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.building.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
+from torchtailor.building.farm.jobs import own_rows
 from torchtailor.building.farm.objects import own_objects
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
-from torchtailor.building.farm.simulate import Simulation, simulate
-from torchtailor.building.farm.sources import SourceCosts, source_graph, source_job
-from torchtailor.building.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.building.farm.wheels import wheel_graph, with_hashes
 from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, started
+from torchtailor.building.graph.drive import DriveResult, JobFailure, drive
+from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.graph.graph import GraphCost, GraphJob, JobGraph
+from torchtailor.building.graph.simulate import Simulation, simulate
 from torchtailor.building.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.building.ledger.rates import Rates, learned
 from torchtailor.building.nix.backend import NixPlan
 from torchtailor.building.nix.builder import NixOutput
+from torchtailor.building.nix.derivations import RealiseDerivation, nix_graph, send_derivations, take
 from torchtailor.building.source.backend import SourcePlan
 from torchtailor.building.source.ccache import remote_storage
-from torchtailor.building.wheel.builder import configuration_of, pack_of, write_index_of
+from torchtailor.building.source.graph import SourceCosts, source_graph, source_job
+from torchtailor.building.wheel.builder import configuration_of, write_index_of
+from torchtailor.building.wheel.graph import pack_of, wheel_graph, with_hashes
 from torchtailor.building.wheel.plan import VariantPlan, WheelPlan
+from torchtailor.building.wheel.space import DiskNeed, check_space, disk_needs
+from torchtailor.building.wheel_jobs import PROVEN_LEVEL
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
@@ -354,14 +355,14 @@ def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
 
 
 def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
-    (key,) = gives_of(pack_of(plan, variant))
+    (key,) = pack_of(plan, variant).gives
     return FarmVariant(variant.name, WHEEL, key, plan.options.to_json(), configuration_of(variant))
 
 
 def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
     made = nix_graph(catalog, plan, store)
     variants = tuple(
-        FarmVariant(name, NIX, gives_of(RealiseDerivation(derivation))[0], {}, {}, derivation)
+        FarmVariant(name, NIX, RealiseDerivation(derivation).key, {}, {}, derivation)
         for name, derivation in made.derivations.items()
     )
     return made.graph, variants

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from torchtailor.building.farm.drive import WorkerNews
-from torchtailor.building.farm.events import EventKind
 from torchtailor.building.farm.fingerprint import describe_worker
 from torchtailor.building.farm.objects import why_unreachable
 from torchtailor.building.farm.perform import WorkerSetup
-from torchtailor.building.farm.policy import THIS_PROCESS
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.where import PlaceKind, Where, check_answers, chosen_store, started
+from torchtailor.building.graph.drive import WorkerNews
+from torchtailor.building.graph.events import EventKind
+from torchtailor.building.graph.policy import THIS_PROCESS
 from torchtailor.building.source.ccache import remote_storage
 from torchtailor.core.format import human_seconds
 from torchtailor.core.urls import redact

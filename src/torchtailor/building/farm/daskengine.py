@@ -19,16 +19,16 @@ import msgspec
 
 from torchtailor.building.farm import fingerprint
 from torchtailor.building.farm.address import unprotected
-from torchtailor.building.farm.drive import JobNews, JobProgress, WorkerNews
-from torchtailor.building.farm.events import EventKind, JobOutcome
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.building.farm.graph import GraphJob
 from torchtailor.building.farm.objects import why_unreachable
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
-from torchtailor.building.farm.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.told import TOPIC
-from torchtailor.building.wheel_jobs import encode_job
+from torchtailor.building.graph.drive import JobNews, JobProgress, WorkerNews
+from torchtailor.building.graph.events import EventKind, JobOutcome, decode_outcome
+from torchtailor.building.graph.graph import GraphJob
+from torchtailor.building.graph.job import encode_job
+from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
 
 try:
@@ -132,7 +132,7 @@ class DaskEngine:
         future.add_done_callback(lambda ended: self._queue.put((job.name, ended)))
 
     def _run_here(self, name: str, data: bytes) -> None:
-        outcome = msgspec.json.decode(perform_sent(data, self._encoded_here), type=JobOutcome)
+        outcome = decode_outcome(perform_sent(data, self._encoded_here))
         self._queue.put((name, outcome))
 
     def drop(self, name: str) -> None:
@@ -198,7 +198,7 @@ class DaskEngine:
             return  # dropped
         del self._futures[name]
         if future.status == "finished":
-            self._news.append(JobNews(name, msgspec.json.decode(future.result(), type=JobOutcome)))
+            self._news.append(JobNews(name, decode_outcome(future.result())))
         elif future.status == "error":
             problem = future.exception()
             if type(problem).__name__ in ("KilledWorker", "NoValidWorkerError"):

@@ -16,27 +16,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from torchtailor.building.cutting import WheelCut, cut_key, parse_gpu
-from torchtailor.building.farm.events import JobOutcome
-from torchtailor.building.farm.jobs import (
-    PROVEN_LEVEL,
-    CompileShard,
-    ConfigureSource,
-    FarmJob,
-    FetchSource,
-    LinkSource,
-    PackSource,
-    ProveVariant,
-    RealiseDerivation,
-    gives_of,
-)
+from torchtailor.building.farm.jobs import FarmJob
 from torchtailor.building.farm.store import FarmFile, FarmStore, JobRecord, MissingOutputError, open_farm_store
+from torchtailor.building.graph.events import JobOutcome
+from torchtailor.building.graph.job import decode_job
+from torchtailor.building.nix.derivations import RealiseDerivation
+from torchtailor.building.source.jobs import CompileShard, ConfigureSource, FetchSource, LinkSource, PackSource
 from torchtailor.building.wheel_jobs import (
+    PROVEN_LEVEL,
     CutForGpus,
     FetchWheel,
     JobContext,
     PackVariant,
+    ProveVariant,
     cut_all,
-    decode_job,
     fetch_all,
     pack,
     packed_entries,
@@ -165,9 +158,9 @@ def _log_of(error: TorchtailorError) -> str:
 
 def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
     """Run a job; its outputs are in the store afterwards."""
-    missing = [key for key in gives_of(job) if bench.store.record(key) is None]
+    missing = [key for key in job.gives if bench.store.record(key) is None]
     if not missing:
-        return JobOutcome(done=True, cached=True, hits=len(gives_of(job)))
+        return JobOutcome(done=True, cached=True, hits=len(job.gives))
     match job:
         case FetchWheel():
             return _fetch(job, bench)
@@ -198,7 +191,7 @@ def _source(job: FetchSource | ConfigureSource | CompileShard | LinkSource, benc
             record = compiling.compile_shard(job, bench.compiling)
         case LinkSource():
             record = compiling.link_source(job, bench.compiling)
-    (key,) = gives_of(job)
+    (key,) = job.gives
     _finish(bench, key, record, began)
     return JobOutcome(done=True, hits=int(record.facts.get("hits", 0)), misses=int(record.facts.get("misses", 0)))
 
@@ -209,16 +202,16 @@ def _pack_source(job: PackSource, bench: Workbench) -> JobOutcome:
     began = time.monotonic()
     with staging_folder(bench.cache.root) as staging:
         house = pack_source(job, bench.compiling, staging)
-        _finish(bench, gives_of(job)[0], JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
+        _finish(bench, job.gives[0], JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
     return JobOutcome(done=True)
 
 
 def _realise(job: RealiseDerivation, bench: Workbench) -> JobOutcome:
-    from torchtailor.building.farm.derivations import realise
+    from torchtailor.building.nix.derivations import realise
 
     began = time.monotonic()
     record = realise(job, bench.place, bench.cache.root, cores=bench.processes or available_cores())
-    _finish(bench, gives_of(job)[0], record, began)
+    _finish(bench, job.gives[0], record, began)
     return JobOutcome(done=True)
 
 
@@ -272,7 +265,7 @@ def _pack(job: PackVariant, bench: Workbench) -> JobOutcome:
         restore_packed(job, context, bench.store)
         known = {entry.filename: entry.sha256 for entry in packed_entries(job, context)}
         house = pack(job, context)
-        (key,) = gives_of(job)
+        (key,) = job.gives
         files = _stored(house.path, bench, known)
         _finish(bench, key, JobRecord("pack", files, {"variant": job.description.variant}), began)
     return JobOutcome(done=True)
@@ -338,7 +331,7 @@ def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
         raise CheckFailedError(
             f"The wheelhouse of {job.variant} is not what it should be. {reasons}", "Please report this."
         )
-    (key,) = gives_of(job)
+    (key,) = job.gives
     checks = {check.name: check.outcome.value for check in report.checks}
     _finish(bench, key, JobRecord("prove", (), {"checks": checks}), began)
     return JobOutcome(done=True)

@@ -19,8 +19,11 @@ import msgspec
 from torchtailor.advise.host.capacity import capacity
 from torchtailor.advise.host.probe import LiveProbe
 from torchtailor.building.farm.address import check_address, has_tls, reach
-from torchtailor.building.farm.drive import Engine
-from torchtailor.building.farm.perform import WorkerSetup
+from torchtailor.building.farm.perform import WorkerSetup, perform_sent
+from torchtailor.building.graph.drive import Engine
+from torchtailor.building.graph.events import decode_outcome
+from torchtailor.building.graph.here import Here
+from torchtailor.building.graph.job import encode_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings
@@ -206,11 +209,11 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
     """The engine of a place; what was started for it ends with the block."""
     if where.kind is PlaceKind.PROCESS:
         from torchtailor.building.farm.objects import why_unreachable
-        from torchtailor.building.farm.process import InProcess
 
         if compiles and (why := why_unreachable(setup.objects)):
             raise NetworkError(f"{why[0].upper()}{why[1:]}", "Start it, or give another place with --objects.")
-        yield InProcess(setup)
+        encoded = msgspec.json.encode(setup)  # the same JSON that a cluster's workers get
+        yield Here(lambda jobs: decode_outcome(perform_sent(encode_job(jobs[0].job), encoded)))
         return
     from torchtailor.building.farm.daskengine import DaskEngine, quiet_dask
 

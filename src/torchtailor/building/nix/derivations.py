@@ -6,6 +6,7 @@ A worker takes the derivation and its inputs from the binary cache, builds it, a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.building.farm.jobs import RealiseDerivation, gives_of
+import msgspec
+
 from torchtailor.building.farm.store import FarmStore, JobRecord, MissingOutputError
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.nix.backend import NixPlan
 from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, plan_nix
@@ -36,6 +38,25 @@ _OTHER_BYTES = 500_000_000  # of disk
 _BUILT = re.compile(r"^\s+(/\S+\.drv)$", re.MULTILINE)
 # What another worker has just put into the cache must be found, although it was asked for before.
 _FRESH = ("--option", "narinfo-cache-negative-ttl", "0")
+
+
+class RealiseDerivation(msgspec.Struct, frozen=True, tag="nix"):
+    """Build one derivation with Nix; what it gives is in the binary cache of the store."""
+
+    derivation: str  # its path in the Nix store, which is made of all that decides its output
+    after: tuple[str, ...] = ()  # the keys of derivations that it needs and that have to be built
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(f"nix\n{self.derivation}".encode()).hexdigest()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.after
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (self.key,)
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,7 @@ def nix_graph(catalog: Catalog, plan: NixPlan, store: str) -> NixGraph:
     machines = {found[variant.name]: variant.arch for variant in plan.variants}
 
     def job(derivation: str) -> GraphJob:
-        after = tuple(gives_of(RealiseDerivation(other))[0] for other in before[derivation])
+        after = tuple(RealiseDerivation(other).key for other in before[derivation])
         big = bool(_TORCH.search(derivation))
         weight = JobWeight(
             _TORCH_SECONDS if big else _OTHER_SECONDS, GIGABYTES_PER_JOB * 10**9 if big else _OTHER_MEMORY
@@ -167,7 +188,7 @@ def take(variant: str, derivation: str, out: Path, store: str, farm: FarmStore) 
     except TorchtailorError as error:
         if derivation not in _missing([derivation], cache):
             raise
-        (key,) = gives_of(RealiseDerivation(derivation))
+        key = RealiseDerivation(derivation).key
         farm.forget(key)
         raise MissingOutputError(key, farm.shown) from error
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.building.farm.jobs import ProveVariant, gives_of
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.ledger.rates import Rates
-from torchtailor.building.wheel.builder import cut_of, pack_of
-from torchtailor.building.wheel.plan import HOST_SHARE, PlannedWheel, VariantPlan, WheelPlan
-from torchtailor.building.wheel_jobs import CutForGpus, FetchWheel
+from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.building.wheel.plan import HOST_SHARE, PlannedWheel, Treatment, VariantPlan, WheelPlan
+from torchtailor.building.wheel_jobs import CutForGpus, FetchWheel, PackedWheel, PackVariant, ProveVariant, SplitWheel
+from torchtailor.catalog import WHEEL
 from torchtailor.core.disk import hash_file
+from torchtailor.core.urls import without_login
 from torchtailor.surgery.cut_document import JobCut
+from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 _CUT_MEMORY = 500_000_000
 _COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
 _PROVED = 60e6  # bytes of wheels per second that are verified
 _READ_CODE = 6e6  # bytes of wheels with host code per second: every function is read for its instruction set
 _STARTED = 0.05  # seconds of any job
+_WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia"}
 
 
 def wheel_graph(
@@ -49,39 +52,86 @@ def with_hashes(plan: WheelPlan) -> WheelPlan:
 def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
     """Wheels are told apart by their content: two indexes may list the same one."""
     users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
-    # by key and options, then by GPU, the variants that need a cut
-    cuts: dict[tuple[str, JobCut], dict[str, list[str]]] = {}
+    # by key, options and what is split beside it, then by GPU, the variants that need a cut
+    cuts: dict[tuple[str, JobCut, tuple[SplitWheel, ...]], dict[str, list[str]]] = {}
     wheels: dict[str, PlannedWheel] = {}
     for variant in plan.plans:
         for wheel in variant.wheels:
             key = wheel.file.key
             wheels.setdefault(key, wheel)
             users.setdefault(key, []).append(variant.name)
-            if (gpu := variant.cut_for) and (cut := cut_of(plan, variant, wheel, {})):
-                cuts.setdefault((key, cut), {}).setdefault(gpu, []).append(variant.name)
+            if (gpu := variant.cut_for) and (cut := cut_of(plan, variant, wheel)):
+                beside = split_beside(plan, variant, wheel)
+                cuts.setdefault((key, cut, beside), {}).setdefault(gpu, []).append(variant.name)
     for key, wheel in wheels.items():
         weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
         here = wheel.file.local_path is not None
         label = f"fetch {wheel.name} {wheel.file.version}"
         yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[key]), here=here)
-    total = sum(_cut_seconds(wheels[key].size, len(gpus), rates) for (key, _), gpus in cuts.items())
-    for (key, options), gpus in cuts.items():
+    total = sum(_cut_seconds(wheels[key].size, len(gpus), rates) for (key, *_), gpus in cuts.items())
+    for (key, options, beside), gpus in cuts.items():
         wheel = wheels[key]
         share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
         for some in _pieces(sorted(gpus), round(share)):
             names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
             weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
-            job = CutForGpus(key, wheel.file.filename, some, options)
+            job = CutForGpus(key, wheel.file.filename, some, options, beside)
             yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
     for variant in plan.plans:
         pack = pack_of(plan, variant)
         weight = JobWeight(_STARTED + variant.output_size / _COPIED)
         yield GraphJob(pack, f"pack {variant.name}", weight, (variant.name,))
         if prove:
-            (key,) = gives_of(pack)
+            (key,) = pack.gives
             weight = JobWeight(_STARTED + _prove_seconds(variant), _CUT_MEMORY)
             proof = ProveVariant(key, variant.name, pack.description.gpu, rows)
             yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
+
+
+def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
+    """The job that packs one variant."""
+    wheels = tuple(
+        PackedWheel(
+            filename=wheel.file.filename,
+            size=wheel.size,
+            source=wheel.file.key,
+            url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
+            required_by=wheel.required_by,
+            cut=cut_of(plan, variant, wheel),
+            beside=split_beside(plan, variant, wheel),
+            why=_WHY_NOT_CUT.get(wheel.treatment, ""),
+        )
+        for wheel in variant.wheels
+    )
+    return PackVariant(describe_variant(variant, plan.options), wheels)
+
+
+def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
+    """What the manifest says of a variant."""
+    details: dict[str, object] = {"options": options.to_json(), "gives": variant.gives}
+    if variant.without_gpu:
+        details["without_gpu"] = True
+    gpu = variant.variant.gpu
+    packs = (gpu.capability.sm,) if options.cut.split and gpu else ()
+    requested = tuple(
+        f"{name}[{','.join(sorted((*extras, *packs)))}]" if extras or packs else name
+        for name, extras in {"torch": (), **options.companion_extras}.items()
+    )
+    return WheelhouseDescription.of(variant.variant, WHEEL, details, build=variant.label, requested=requested)
+
+
+def cut_of(plan: WheelPlan, variant: VariantPlan, wheel: PlannedWheel) -> JobCut | None:
+    """How a wheel of a variant is cut; None where it stays as it is."""
+    gpu = variant.cut_for
+    return plan.options.cut_for(gpu) if gpu and wheel.treatment is Treatment.CUT else None
+
+
+def split_beside(plan: WheelPlan, variant: VariantPlan, wheel: PlannedWheel) -> tuple[SplitWheel, ...]:
+    """Of torch, where it is split: NVIDIA's libraries that are split too, whose packs its extras bring."""
+    if wheel.name != "torch" or not plan.options.cut.split or cut_of(plan, variant, wheel) is None:
+        return ()
+    others = sorted((one for one in variant.wheels if one.name.startswith("nvidia-")), key=lambda one: one.name)
+    return tuple(SplitWheel(one.name, one.file.key, one.file.filename) for one in others if cut_of(plan, variant, one))
 
 
 def _prove_seconds(variant: VariantPlan) -> float:

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
-from torchtailor.building.farm.graph import GraphJob, JobGraph
-from torchtailor.building.farm.policy import FarmWorker, WorkerLoad, place
+from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.policy import FarmWorker, WorkerLoad, place
 from torchtailor.core.errors import EnvironmentProblem, ExitCode
 from torchtailor.core.format import human_seconds
 

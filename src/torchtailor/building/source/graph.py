@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.building.farm.jobs import (
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
+from torchtailor.building.source.jobs import (
     CompilePart,
     CompileShard,
     ConfigureSource,
@@ -23,11 +23,10 @@ from torchtailor.building.farm.jobs import (
     LinkSource,
     PackSource,
     SourceSpec,
-    gives_of,
 )
-from torchtailor.building.farm.shards import shards
 from torchtailor.building.source.options import SourceOptions
 from torchtailor.building.source.plan import VariantGroup
+from torchtailor.building.source.shards import shards
 from torchtailor.building.source.tables import CostRow
 from torchtailor.building.source.tree import SourceOrigin, TorchSource, content_digest, folder_commit, remote_commit
 from torchtailor.catalog import Capability
@@ -162,7 +161,7 @@ class _Planner:
             mine = tuple(variant for variant, _ in _variants(group))
             label = _label(group)
             configure = ConfigureSource(spec)
-            (configured,) = gives_of(configure)
+            (configured,) = configure.gives
             weight = JobWeight(_WARMING, _MEMORY)
             yield GraphJob(configure, f"configure {label}", weight, mine, machine=arch, warm=configured)
             if number == 0 and gpus:
@@ -190,7 +189,7 @@ class _Planner:
                 continue
             for variant, gpu in _variants(group):
                 pack = PackSource(spec, gpu)
-                (self.results[variant],) = gives_of(pack)
+                (self.results[variant],) = pack.gives
                 weight = JobWeight(self._costs.cut, 1_000_000_000)
                 yield GraphJob(pack, f"pack {variant}", weight, (variant,), machine=arch)
 

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchtailor.building.farm.drive import JobNews, WorkerNews, drive
-from torchtailor.building.farm.events import EventKind, JobOutcome
-from torchtailor.building.farm.graph import GraphJob, JobGraph
-from torchtailor.building.farm.policy import FarmWorker
+from torchtailor.building.graph.drive import JobNews, WorkerNews, drive
+from torchtailor.building.graph.events import EventKind, JobOutcome
+from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.policy import FarmWorker
 
 
 @dataclass(frozen=True)

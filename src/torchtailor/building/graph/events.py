@@ -27,6 +27,11 @@ class JobOutcome(msgspec.Struct, frozen=True):
     log_path: str = ""  # of the whole log, on the worker
 
 
+def decode_outcome(data: bytes) -> JobOutcome:
+    """What a worker sent back."""
+    return msgspec.json.decode(data, type=JobOutcome)
+
+
 class EventKind(Enum):
     """What happened."""
 
