@@ -39,7 +39,7 @@ FLOORS = (
     {"verification.doctor", "verification.report"},
     {"nix"},
     {"building.ledger"},
-    {"building.graph", "building.farm.store"},
+    {"building.graph", "building.farm.store", "building.farm.fingerprint"},
     {"building"},
     {"building.farm"},
     {"publish"},

@@ -193,10 +193,9 @@ def _running(labels: Iterable[str]) -> str:
 
 
 def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
-    from torchtailor.cli._build_output import show_nix_outputs, show_wheelhouses
+    from torchtailor.cli._build_output import show
 
-    show_wheelhouses(result.wheelhouses, result.variants_index)
-    show_nix_outputs(result.outputs)
+    show(result.lines())
     if quiet:
         return
     ran = len(result.outcomes)

@@ -1,10 +1,10 @@
-"""A build of wheels on many machines: the plan with its cost, the run, and wheelhouses in their place."""
+"""A build on many machines: the plan with its cost, the run, and wheelhouses in their place."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from torchtailor.building.base import UnavailableVariant, unavailable_rows
-from torchtailor.building.farm.fingerprint import describe_worker
+from torchtailor.building.base import BuildPlan, UnavailableVariant, unavailable_rows
 from torchtailor.building.farm.jobs import own_rows
-from torchtailor.building.farm.objects import own_objects
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, started
@@ -26,19 +24,14 @@ from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.building.graph.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.building.graph.simulate import Simulation, simulate
 from torchtailor.building.ledger.ledger import Ledger, LedgerJob, Result, Running
-from torchtailor.building.ledger.rates import Rates, learned
-from torchtailor.building.nix.backend import NixPlan
+from torchtailor.building.ledger.rates import known_rates
+from torchtailor.building.nix.backend import output_lines
 from torchtailor.building.nix.builder import NixOutput
-from torchtailor.building.nix.derivations import RealiseDerivation, nix_graph, send_derivations, take
-from torchtailor.building.source.backend import SourcePlan
-from torchtailor.building.source.ccache import remote_storage
-from torchtailor.building.source.graph import SourceCosts, source_graph, source_job
-from torchtailor.building.wheel.builder import configuration_of, write_index_of
-from torchtailor.building.wheel.graph import pack_of, wheel_graph, with_hashes
-from torchtailor.building.wheel.plan import VariantPlan, WheelPlan
-from torchtailor.building.wheel.space import DiskNeed, check_space, disk_needs
-from torchtailor.building.wheel_jobs import PROVEN_LEVEL
-from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
+from torchtailor.building.planned_jobs import DiskNeed, FarmedPlan, FarmVariant, JobPlace, PlannedJobs
+from torchtailor.building.shown import Line, index_lines, wheelhouse_lines
+from torchtailor.building.wheel.space import check_space
+from torchtailor.building.wheel_jobs import PROVEN_LEVEL, JobContext, PackVariant
+from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
 from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
@@ -47,55 +40,40 @@ from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, re
 
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has
-_ATTEMPTS = 50  # of which rates are learned
 _LEAST_LIMIT = 3600.0  # seconds until a job is taken for hung
 _TIMES_EXPECTED = 10  # or so many times what it was expected to take
-
-
-@dataclass(frozen=True)
-class FarmVariant:
-    """A variant of a plan, and the output that is its wheelhouse."""
-
-    name: str
-    method: str
-    key: str  # empty where only some targets are built, which make no wheelhouse
-    options: Mapping[str, object]
-    configuration: Mapping[str, object]
-    derivation: str = ""  # of a build with Nix
 
 
 @dataclass(frozen=True)
 class FarmPlan:
     """The jobs of a build on a place, and what of them is in the store."""
 
-    plan: WheelPlan | SourcePlan | NixPlan
-    variants: tuple[FarmVariant, ...]
+    plan: BuildPlan
+    jobs: PlannedJobs
     where: Where
     store: str
     shown_store: str
-    graph: JobGraph
     finished: frozenset[str]
-    rates: Rates
-    objects: str = ""
     prove: bool = False
-    rows: str = ""  # a digest of the user's rows of the catalog
+
+    @property
+    def graph(self) -> JobGraph:
+        return self.jobs.graph
+
+    @property
+    def variants(self) -> tuple[FarmVariant, ...]:
+        return self.jobs.variants
 
     @property
     def disk(self) -> tuple[DiskNeed, ...]:
-        """What is written to each file system of this machine; unknown of other methods, which look for themselves."""
-        if not isinstance(self.plan, WheelPlan):
-            return ()
-        return disk_needs(self.plan, self.to_do.jobs, self.store, here=not self.where.kind.is_remote)
-
-    @property
-    def compiles(self) -> bool:
-        return isinstance(self.plan, SourcePlan)
+        """What is written to each file system of this machine, as far as the method says it."""
+        return self.jobs.disk(self.to_do.jobs)
 
     @property
     def processes(self) -> int:
         """Processes that one job may start: those of --jobs, of the place, or in this process what the machine has."""
-        if isinstance(self.plan, SourcePlan) and (given := self.plan.builders[0].options.jobs):
-            return given
+        if self.jobs.processes:
+            return self.jobs.processes
         return 0 if self.where.kind is PlaceKind.PROCESS else self.where.settings.processes
 
     @property
@@ -110,11 +88,7 @@ class FarmPlan:
     @property
     def download(self) -> int | None:
         """Bytes of wheels to fetch, less where a worker's cache has some; None where sizes are not known."""
-        if not isinstance(self.plan, WheelPlan):
-            return None
-        jobs = self.to_do.jobs
-        sizes = {file.key: file.size or 0 for file in self.plan.files if file.local_path is None}
-        return sum(size for key, size in sizes.items() if key in jobs)
+        return self.jobs.download(self.to_do.jobs)
 
     @property
     def cost(self) -> GraphCost:
@@ -128,13 +102,7 @@ class FarmPlan:
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
         counts = sorted({self.where.workers, *_SHOWN_WORKERS})
-        return tuple(simulate(self._planned_for(workers), workers, finished=self.finished) for workers in counts)
-
-    def _planned_for(self, workers: int) -> JobGraph:
-        """More workers cut in more pieces; the outputs are the same."""
-        if isinstance(self.plan, WheelPlan):
-            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove, rows=self.rows)
-        return self.graph
+        return tuple(simulate(self.jobs.graph_for(workers), workers, finished=self.finished) for workers in counts)
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
         """Jobs in all and jobs to run, by kind."""
@@ -228,6 +196,11 @@ class FarmBuildResult:
     outputs: tuple[NixOutput, ...] = ()  # of a build with Nix, which has no wheelhouses
     proven: str | None = None  # the level that wheelhouses were proven at
 
+    def lines(self) -> Iterator[Line]:
+        yield from wheelhouse_lines(self.wheelhouses)
+        yield from index_lines(self.variants_index, next(iter(self.wheelhouses), None))
+        yield from output_lines(self.outputs)
+
     @property
     def downloaded(self) -> int:
         return sum(outcome.downloaded for _, outcome in self.outcomes.values())
@@ -298,7 +271,7 @@ class FarmBuildDocument(Struct):
 
 
 def plan_farm(
-    plan: WheelPlan | SourcePlan | NixPlan,
+    plan: BuildPlan,
     where: Where,
     *,
     catalog: Catalog | None = None,
@@ -313,79 +286,27 @@ def plan_farm(
     `objects` is where compiled files are shared, a folder of the store's disk where none is given; `shards` is how many
     each part of a build from source is compiled in, else by weight.
     """
-    if isinstance(plan, WheelPlan) and plan.options.cut.split:
-        raise UsageError(
-            "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
-            "Omit --on, or --split.",
-        )
+    if not isinstance(plan, FarmedPlan):
+        raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
     chosen = chosen_store(where, store)
     opened = open_farm_store(chosen)
-    try:
-        rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
-    except EnvironmentProblem:
-        rates = Rates()
-    shared = ""
     catalog = catalog or load_catalog()
-    rows = own_rows(catalog)
-    if isinstance(plan, WheelPlan):
-        plan = with_hashes(plan)
-        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove, rows=rows)
-        variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
-    elif isinstance(plan, NixPlan):
-        graph, variants = _nix_jobs(catalog, plan, chosen)
-    elif isinstance(plan, SourcePlan):
-        shared = objects or where.settings.objects or own_objects(chosen)
-        remote_storage(shared)
-        graph, variants = _source_jobs(plan, shared, shards, rows)
-    else:
-        raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
-    finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove, rows)
-    return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
-
-
-def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
-    """The plan with the time of its jobs on this place, and with the disk that has the least room for them."""
-    seconds = simulate(farm.graph, farm.where.workers, finished=farm.finished).seconds
-    cost = replace(plan.cost, seconds=seconds)
-    if needs := farm.disk:
-        least = min(needs, key=lambda need: need.left)
-        cost = replace(cost, disk=least.size, disk_free=least.free)
-    return replace(farm, plan=replace(plan, cost=cost))
-
-
-def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
-    (key,) = pack_of(plan, variant).gives
-    return FarmVariant(variant.name, WHEEL, key, plan.options.to_json(), configuration_of(variant))
-
-
-def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
-    made = nix_graph(catalog, plan, store)
-    variants = tuple(
-        FarmVariant(name, NIX, RealiseDerivation(derivation).key, {}, {}, derivation)
-        for name, derivation in made.derivations.items()
+    place = JobPlace(
+        catalog,
+        chosen,
+        where.workers,
+        here=not where.kind.is_remote,
+        rates=known_rates(ledger or Ledger()),
+        rows=own_rows(catalog),
+        objects=objects or where.settings.objects,
+        shards=shards,
+        prove=prove,
     )
-    return made.graph, variants
-
-
-def _source_jobs(
-    plan: SourcePlan, objects: str, shards: int | None, rows: str
-) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
-    first = plan.builders[0]
-    described = describe_worker()
-    made = source_graph(
-        plan.matrix.groups,
-        source_job(first.source),
-        first.options,
-        SourceCosts.of(first.tables.cost),
-        toolchain=f"{described['compiler']}, glibc {described['glibc']}",
-        objects=objects,
-        rows=rows,
-        wanted_shards=shards,
-    )
-    options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
-    variants = tuple(FarmVariant(name, SOURCE, key, options, {}) for name, key in made.results.items())
-    return made.graph, variants
+    jobs = plan.jobs_on(place)
+    finished = opened.finished(key for job in jobs.graph.jobs.values() for key in job.gives)
+    farm = FarmPlan(jobs.plan, jobs, where, chosen, opened.shown, finished, prove)
+    seconds = simulate(farm.graph, where.workers, finished=finished).seconds
+    return replace(farm, plan=jobs.costed(seconds, farm.disk))
 
 
 def run_farm(
@@ -397,7 +318,7 @@ def run_farm(
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
-    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache)
+    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.jobs.objects, farm.where.settings.cache)
     run = _FarmRun(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
         if farm.to_do.jobs:
@@ -410,9 +331,8 @@ def run_farm(
 
 def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
     """Start workers and run the jobs; what the store loses meanwhile is made again."""
-    if isinstance(farm.plan, NixPlan):
-        send_derivations([variant.derivation for variant in farm.variants], farm.store)
-    with started(farm.where, setup, compiles=farm.compiles) as engine:
+    farm.jobs.send()
+    with started(farm.where, setup, compiles=farm.jobs.compiles) as engine:
         if engine.warning:
             run.hear(FarmEvent(EventKind.UNPROTECTED, 0.0, text=engine.warning))
         if engine.dashboard:
@@ -561,8 +481,8 @@ class _FarmRun:
     def _place(self, variant: FarmVariant) -> Wheelhouse | NixOutput:
         """Under the name that it was packed with: a source may have another version than its release."""
         out = self.farm.plan.out
-        if variant.derivation:
-            return take(variant.name, variant.derivation, out, self.farm.store, self.store)
+        if taken := self.farm.jobs.take(variant, self.store):
+            return taken
         name = str(self.store.need(variant.key).facts["variant"])
         earlier = "An earlier wheelhouse is unchanged."
         check_place(out / name)
@@ -586,7 +506,7 @@ class _FarmRun:
         return FarmBuildResult(
             wheelhouses=tuple(one for one in made if isinstance(one, Wheelhouse)),
             failed={name: self._failed[name] for name in variants if name in self._failed},
-            variants_index=self._variants_index(),
+            variants_index=self.farm.jobs.finish(self._made, self._restored),
             outcomes=self._outcomes,
             already=self._already,
             lost=self._lost,
@@ -596,16 +516,12 @@ class _FarmRun:
             proven=self.farm.proven,
         )
 
-    def _variants_index(self) -> Path | None:
-        plan = self.farm.plan
-        if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._made:
-            return None
-        bench = workbench(self.setup.here)
-        context = bench.context(plan.out)
-        packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
-        for _, job in packs:
+    def _restored(self, jobs: Sequence[PackVariant]) -> JobContext:
+        """What jobs have packed, official wheels too, in the cache of this machine."""
+        context = workbench(self.setup.here).context(self.farm.plan.out)
+        for job in jobs:
             restore_packed(job, context, self.store, stock=True)
-        return write_index_of(packs, context)
+        return context
 
 
 class _Attempt:

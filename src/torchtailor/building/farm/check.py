@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from torchtailor.building.farm.fingerprint import describe_worker
-from torchtailor.building.farm.objects import why_unreachable
 from torchtailor.building.farm.perform import WorkerSetup
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.where import PlaceKind, Where, check_answers, chosen_store, started
@@ -17,6 +16,7 @@ from torchtailor.building.graph.drive import WorkerNews
 from torchtailor.building.graph.events import EventKind
 from torchtailor.building.graph.policy import THIS_PROCESS
 from torchtailor.building.source.ccache import remote_storage
+from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.format import human_seconds
 from torchtailor.core.urls import redact
 

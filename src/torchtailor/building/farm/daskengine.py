@@ -20,7 +20,6 @@ import msgspec
 from torchtailor.building.farm import fingerprint
 from torchtailor.building.farm.address import unprotected
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.building.farm.objects import why_unreachable
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.told import TOPIC
@@ -29,6 +28,7 @@ from torchtailor.building.graph.events import EventKind, JobOutcome, decode_outc
 from torchtailor.building.graph.graph import GraphJob
 from torchtailor.building.graph.job import encode_job
 from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
+from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
 
 try:

@@ -208,7 +208,7 @@ def check_answers(where: Where) -> None:
 def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iterator[ClosingEngine]:
     """The engine of a place; what was started for it ends with the block."""
     if where.kind is PlaceKind.PROCESS:
-        from torchtailor.building.farm.objects import why_unreachable
+        from torchtailor.building.source.objects import why_unreachable
 
         if compiles and (why := why_unreachable(setup.objects)):
             raise NetworkError(f"{why[0].upper()}{why[1:]}", "Start it, or give another place with --objects.")

@@ -92,8 +92,8 @@ class JobGraph:
 
     @cached_property
     def urgency(self) -> Mapping[str, int]:
-        """The place of each job in the order of urgency: the longest chain first, then the largest."""
-        ordered = sorted(self.jobs, key=lambda name: (-self.ranks[name], -self.jobs[name].weight.memory, name))
+        """The place of each job in the order of urgency: the longest chain first, then the largest, else as given."""
+        ordered = sorted(self.jobs, key=lambda name: (-self.ranks[name], -self.jobs[name].weight.memory))
         return {name: place for place, name in enumerate(ordered)}
 
     @property

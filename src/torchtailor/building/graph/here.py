@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from torchtailor.building.graph.drive import JobNews, WorkerNews, drive
 from torchtailor.building.graph.events import EventKind, JobOutcome
-from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
 
+T = TypeVar("T")
 _ANY = 1 << 30  # jobs that may wait here for their turn
 _DONE = JobOutcome(done=True)
 Run = Callable[[Sequence[GraphJob]], JobOutcome | None]
@@ -88,3 +90,29 @@ def run_here(graph: JobGraph, run: Run, *, together: str = "", at_a_time: int = 
         return
     with ThreadPoolExecutor(at_a_time) as pool:
         drive(graph, _Threads(run, pool, at_a_time), frozenset())
+
+
+@dataclass(frozen=True)
+class _Piece(Generic[T]):
+    """A job that is no value: it can only be done here."""
+
+    number: int
+    work: Callable[[], T]
+    needs: tuple[str, ...] = ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (str(self.number),)
+
+
+def run_each(works: Iterable[Callable[[], T]], *, at_a_time: int = 1) -> tuple[T, ...]:
+    """What pieces of work give that do not wait for each other, in the order in which they were given."""
+    pieces = [_Piece(number, work) for number, work in enumerate(works)]
+    given: dict[str, T] = {}
+
+    def run(jobs: Sequence[GraphJob]) -> None:
+        for job in jobs:
+            given[job.name] = pieces[int(job.name)].work()
+
+    run_here(JobGraph(GraphJob(piece, piece.gives[0], JobWeight(1.0)) for piece in pieces), run, at_a_time=at_a_time)
+    return tuple(given[str(piece.number)] for piece in pieces)

@@ -23,7 +23,8 @@ from torchtailor.building.nix.backend import NixPlan
 from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, plan_nix
 from torchtailor.building.nix.many import copy_to_cache
-from torchtailor.catalog import Catalog
+from torchtailor.building.planned_jobs import FarmVariant, JobPlace, PlannedJobs
+from torchtailor.catalog import NIX, Catalog
 from torchtailor.core.disk import staging_folder
 from torchtailor.core.errors import TorchtailorError, UsageError
 from torchtailor.nix.blueprint import GIGABYTES_PER_JOB
@@ -59,12 +60,20 @@ class RealiseDerivation(msgspec.Struct, frozen=True, tag="nix"):
         return (self.key,)
 
 
-@dataclass(frozen=True)
-class NixGraph:
-    """The jobs of a plan, and by variant the derivation that is its result."""
+@dataclass(frozen=True, kw_only=True)
+class NixJobs(PlannedJobs):
+    """The jobs of a build with Nix, and by variant the derivation that is its result."""
 
-    graph: JobGraph
     derivations: Mapping[str, str]
+    store: str
+
+    def send(self) -> None:
+        """Put derivations, with all that they refer to, where workers find them."""
+        if derivations := [*self.derivations.values()]:
+            copy_to_cache(derivations, binary_cache(self.store), derivation=True)
+
+    def take(self, variant: FarmVariant, store: FarmStore) -> NixOutput:
+        return take(variant.name, self.derivations[variant.name], self.plan.out, self.store, store)
 
 
 def binary_cache(store: str) -> str:
@@ -88,10 +97,10 @@ def _s3_options(variables: Mapping[str, str]) -> str:
     return "?" + "&".join(f"{name}={value}" for name, value in given.items()) if given else ""
 
 
-def nix_graph(catalog: Catalog, plan: NixPlan, store: str) -> NixGraph:
+def nix_jobs_on(plan: NixPlan, place: JobPlace) -> NixJobs:
     """Instantiate the recipes, and ask Nix what has to be built; nothing is built or written but derivations."""
-    cache = binary_cache(store)
-    found = dict(_instantiated(catalog, plan))
+    cache = binary_cache(place.store)
+    found = dict(_instantiated(place.catalog, plan))
     results = list(dict.fromkeys(found.values()))
     to_build = dict.fromkeys([*_missing(results, cache), *results])
     before = {one: [other for other in _references(one) if other in to_build] for one in to_build}
@@ -110,7 +119,8 @@ def nix_graph(catalog: Catalog, plan: NixPlan, store: str) -> NixGraph:
             RealiseDerivation(derivation, after), f"build {name}", weight, users[derivation], machine=machine
         )
 
-    return NixGraph(JobGraph(map(job, to_build)), found)
+    variants = tuple(FarmVariant(name, NIX, RealiseDerivation(one).key, {}, {}) for name, one in found.items())
+    return NixJobs(plan, JobGraph(map(job, to_build)), variants, derivations=found, store=place.store)
 
 
 def _instantiated(catalog: Catalog, plan: NixPlan) -> Iterator[tuple[str, str]]:
@@ -155,12 +165,6 @@ def _from(cache: str) -> tuple[str, ...]:
     """The options that take what is built from the cache; what our own workers put there needs no signature."""
     joined = f"{cache}{'&' if '?' in cache else '?'}trusted=true"
     return ("--option", "extra-substituters", joined, *_FRESH)
-
-
-def send_derivations(derivations: Sequence[str], store: str) -> None:
-    """Put derivations, with all that they refer to, where workers find them."""
-    if derivations:
-        copy_to_cache(derivations, binary_cache(store), derivation=True)
 
 
 def realise(job: RealiseDerivation, store: str, work: Path, *, cores: int) -> JobRecord:

@@ -14,7 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchtailor.building.farm.fingerprint import describe_worker
 from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
+from torchtailor.building.planned_jobs import FarmVariant, JobPlace, PlannedJobs
+from torchtailor.building.source.backend import SourcePlan
+from torchtailor.building.source.ccache import remote_storage
 from torchtailor.building.source.jobs import (
     CompilePart,
     CompileShard,
@@ -24,12 +28,13 @@ from torchtailor.building.source.jobs import (
     PackSource,
     SourceSpec,
 )
+from torchtailor.building.source.objects import own_objects
 from torchtailor.building.source.options import SourceOptions
 from torchtailor.building.source.plan import VariantGroup
 from torchtailor.building.source.shards import shards
 from torchtailor.building.source.tables import CostRow
 from torchtailor.building.source.tree import SourceOrigin, TorchSource, content_digest, folder_commit, remote_commit
-from torchtailor.catalog import Capability
+from torchtailor.catalog import SOURCE, Capability
 from torchtailor.core.disk import hash_file
 
 _SHARD_SECONDS = 900.0  # of work: a lost worker loses less, and the end is even
@@ -76,6 +81,26 @@ class SourceCosts:
                 return [*self.python, *toolkit]
             case CompilePart.DEVICE:
                 return [*self.device]
+
+
+def source_jobs_on(plan: SourcePlan, place: JobPlace) -> PlannedJobs:
+    """The jobs of a plan, whose objects are shared through ccache's remote storage."""
+    shared = place.objects or own_objects(place.store)
+    remote_storage(shared)
+    first, described = plan.builders[0], describe_worker()
+    made = source_graph(
+        plan.matrix.groups,
+        source_job(first.source),
+        first.options,
+        SourceCosts.of(first.tables.cost),
+        toolchain=f"{described['compiler']}, glibc {described['glibc']}",
+        objects=shared,
+        rows=place.rows,
+        wanted_shards=place.shards,
+    )
+    options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
+    variants = tuple(FarmVariant(name, SOURCE, key, options, {}) for name, key in made.results.items())
+    return PlannedJobs(plan, made.graph, variants, shared, compiles=True, processes=first.options.jobs)
 
 
 @dataclass(frozen=True)

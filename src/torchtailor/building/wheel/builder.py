@@ -15,6 +15,7 @@ from torchtailor.building.graph.graph import GraphJob
 from torchtailor.building.graph.here import run_here
 from torchtailor.building.ledger.ledger import Ledger, Running
 from torchtailor.building.ledger.rates import CUT_KEY, FETCH_KEY
+from torchtailor.building.shown import Shown, index_lines, wheelhouse_lines
 from torchtailor.building.wheel.graph import pack_of, wheel_graph
 from torchtailor.building.wheel.plan import VariantPlan, WheelPlan
 from torchtailor.building.wheel_jobs import (
@@ -45,6 +46,10 @@ class WheelBuildResult:
     variants_index: Path | None  # the index of wheel variants, where it was requested
     downloaded: int
     seconds: float
+
+    def lines(self) -> Iterator[Shown]:
+        yield from wheelhouse_lines(self.wheelhouses)
+        yield from index_lines(self.variants_index, self.wheelhouses[0])
 
     def document(self, unavailable: Unavailable) -> WheelBuildDocument:
         return document(WheelBuildDocument, self, unavailable=unavailable_rows(unavailable))
