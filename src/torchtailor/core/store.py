@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -167,7 +168,11 @@ class FolderStore:
             raise EnvironmentProblem(f"{root} is not a folder.", f"Give another folder with {option}.")
 
     def read(self, path: str) -> bytes | None:
-        return self._reading(lambda: read_limited(self.root / path, Limit.PAGE))
+        def plain() -> bytes:
+            with plain_file(self.root / path) as descriptor:
+                return read_limited(descriptor, Limit.PAGE)
+
+        return self._reading(plain)
 
     def exists(self, path: str) -> bool:
         return (self.root / path).is_file()
@@ -254,17 +259,18 @@ class FolderStore:
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[Path]:
-        """The place of a file, in a folder that is there; a folder of its name is damage, and goes."""
+        """The place of a file, in a folder that is there; what is there and is no plain file is damage, and goes."""
         place = self.root / path
         with disk_errors(self.root, unchanged=_KEPT):
             place.parent.mkdir(parents=True, exist_ok=True)
-            if place.is_dir() and not place.is_symlink():
-                _remove(place)
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(place.lstat().st_mode):
+                    _remove(place)
             yield place
 
 
 def _remove(path: Path) -> None:
-    """A file; or a folder of its name, which nobody but a damaged disk or a slip of the hand makes."""
+    """Whatever has this name; a folder is made by a damaged disk, a slip of the hand, or somebody who means harm."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -9,20 +9,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 from msgspec import Meta, Struct
 
 from torchtailor.building.base import UnavailableVariant, unavailable_rows
+from torchtailor.building.farm.collect import check_collected
 from torchtailor.building.farm.derivations import nix_graph, send_derivations, take
 from torchtailor.building.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.building.farm.fingerprint import describe_worker
 from torchtailor.building.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.building.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
+from torchtailor.building.farm.jobs import PROVEN_LEVEL, ProveVariant, RealiseDerivation, gives_of, own_rows
 from torchtailor.building.farm.objects import own_objects
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
+from torchtailor.building.farm.records import find_secret, need_secret
 from torchtailor.building.farm.simulate import Simulation, simulate
 from torchtailor.building.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.building.farm.space import DiskNeed, check_space, disk_needs
@@ -37,10 +39,19 @@ from torchtailor.building.source.backend import SourcePlan
 from torchtailor.building.source.ccache import remote_storage
 from torchtailor.building.wheel.builder import configuration_of, pack_of, write_index_of
 from torchtailor.building.wheel.plan import VariantPlan, WheelPlan
+from torchtailor.building.wheel_jobs import FetchWheel
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
-from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
+from torchtailor.core.errors import (
+    BuildFailedError,
+    CheckFailedError,
+    EnvironmentProblem,
+    ExitCode,
+    TorchtailorError,
+    UsageError,
+)
+from torchtailor.core.trust import is_file_name
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
 
@@ -318,7 +329,8 @@ def plan_farm(
             "Omit --on, or --split.",
         )
     chosen = chosen_store(where, store)
-    opened = open_farm_store(chosen)
+    # without a key, no record is this user's; a plan makes none
+    opened = open_farm_store(chosen, find_secret(chosen, where.settings.store_key) or secrets.token_hex())
     try:
         rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
     except EnvironmentProblem:
@@ -338,9 +350,19 @@ def plan_farm(
         graph, variants = _source_jobs(plan, shared, shards, rows)
     else:
         raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
-    finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
+    finished = _finished(graph, opened)
     farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove, rows)
     return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
+
+
+def _finished(graph: JobGraph, store: FarmStore) -> frozenset[str]:
+    """What of a graph the store has; a proof of a wheelhouse that it does not have is of no use."""
+    there = store.finished(graph.makers)
+    return frozenset(
+        key
+        for key in there
+        if not isinstance(job := graph.jobs[graph.makers[key]].job, ProveVariant) or job.wheelhouse in there
+    )
 
 
 def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
@@ -396,7 +418,8 @@ def run_farm(
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
-    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache)
+    secret = need_secret(farm.store, farm.where.settings.store_key)
+    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache, secret)
     run = _FarmRun(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
         if farm.to_do.jobs:
@@ -416,7 +439,7 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
             run.hear(FarmEvent(EventKind.UNPROTECTED, 0.0, text=engine.warning))
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
-        finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
+        finished = farm.finished if farm.to_do.jobs else _finished(farm.graph, run.store)
         for _ in range(_ROUNDS):
             result = drive(
                 farm.graph,
@@ -425,12 +448,13 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
                 listen=run.hear,
                 remake=run.store.forget,
                 lost=run.store.lost,
+                made=run.store.arrived,
                 limit=farm.limit_of,
             )
             run.note(result)
             if run.placed():
                 break
-            finished = run.store.finished(farm.graph.makers)
+            finished = _finished(farm.graph, run.store)
 
 
 @dataclass
@@ -444,7 +468,7 @@ class _FarmRun:
     name: str = field(default_factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
     def __post_init__(self) -> None:
-        self.store: FarmStore = open_farm_store(self.farm.store)
+        self.store: FarmStore = open_farm_store(self.farm.store, self.setup.secret)
         self._began = time.monotonic()
         self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
         self._failed: dict[str, JobFailure] = {}
@@ -452,6 +476,10 @@ class _FarmRun:
         self._refused: dict[str, str] = {}
         self._lost = 0
         self._already = 0
+        self._wrong: dict[str, str] = {}  # by variant, what was wrong with its output
+        jobs = [job.job for job in self.farm.graph.jobs.values()]
+        self._listed = {job.key: job.wheel.sha256 for job in jobs if isinstance(job, FetchWheel) and job.wheel.sha256}
+        self._proofs = {job.wheelhouse: gives_of(job)[0] for job in jobs if isinstance(job, ProveVariant)}
         where = self.farm.where.name
         self._attempts = {variant.name: _Attempt(self.ledger, variant, where) for variant in self.farm.variants}
 
@@ -562,12 +590,26 @@ class _FarmRun:
         out = self.farm.plan.out
         if variant.derivation:
             return take(variant.name, variant.derivation, out, self.farm.store, self.store)
-        name = str(self.store.need(variant.key).facts["variant"])
+        record = self.store.need(variant.key)
+        name = str(record.facts.get("variant"))
+        if not is_file_name(name) or (variant.method == WHEEL and name != variant.name):
+            self._refuse(variant, variant.key, "it is of another variant")
+        if (proof := self._proofs.get(variant.key)) and self.store.need(proof).inputs != {variant.key: record.digest}:
+            self._refuse(variant, proof, "its proof is of other files")
         earlier = "An earlier wheelhouse is unchanged."
         check_place(out / name)
+        job = self.farm.graph.jobs[self.farm.graph.makers[variant.key]].job
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
             restore_folder(variant.key, stage, self.store)
+            if why := check_collected(job, record, stage, self._listed):
+                self._refuse(variant, variant.key, why)
         return read_wheelhouse(out / name)
+
+    def _refuse(self, variant: FarmVariant, key: str, why: str) -> NoReturn:
+        """What is not as the plan demands is made again."""
+        self._wrong[variant.name] = why
+        self.store.forget(key)
+        raise MissingOutputError(key, self.store.shown)
 
     def end(self) -> FarmBuildResult:
         variants = {variant.name: variant for variant in self.farm.variants}
@@ -577,6 +619,11 @@ class _FarmRun:
             if not variants[name].key:
                 self._attempts[name].done(None)
                 continue
+            if why := self._wrong.get(name):
+                raise CheckFailedError(
+                    f"What the store {self.store.shown} has of {name} is not what the plan demands: {why}.",
+                    "Find out who writes to the store and who its workers are; nothing of it was put into the output.",
+                )
             raise EnvironmentProblem(
                 f"The store {self.store.shown} loses what is written to it: the output of {name} is incomplete.",
                 "Check the store; run the same command to resume.",

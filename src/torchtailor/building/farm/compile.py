@@ -25,8 +25,9 @@ from torchtailor.building.farm.jobs import (
     gives_of,
     needs_of,
 )
+from torchtailor.building.farm.records import FarmFile, JobRecord
 from torchtailor.building.farm.shards import compiled_files, of_part, shards
-from torchtailor.building.farm.store import FarmFile, FarmStore, JobRecord
+from torchtailor.building.farm.store import FarmStore
 from torchtailor.building.farm.told import ToldProgress
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.source.attempt import BuildAttempt, Compiled, Workspace

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.farm.jobs import RealiseDerivation, gives_of
-from torchtailor.building.farm.store import FarmStore, JobRecord, MissingOutputError
+from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.store import FarmStore, MissingOutputError
 from torchtailor.building.nix.backend import NixPlan
 from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, plan_nix

@@ -154,6 +154,11 @@ def needs_of(job: FarmJob) -> tuple[str, ...]:
             return job.after
 
 
+def inputs_of(job: FarmJob) -> tuple[str, ...]:
+    """Those of them whose files it is made of; others only have to be done before it."""
+    return (job.spec.tree,) if isinstance(job, CompileShard | LinkSource) else needs_of(job)
+
+
 def gives_of(job: FarmJob) -> tuple[str, ...]:
     """The keys of the outputs that a job makes."""
     match job:

@@ -29,6 +29,7 @@ class InProcess:
         self._news: list[WorkerNews | JobNews] = [WorkerNews(self._worker, EventKind.WORKER_JOINED)]
         self._began = time.monotonic()
         self._started: GraphJob | None = None
+        self.known: tuple[FarmWorker, ...] = ()
 
     def __enter__(self) -> InProcess:
         return self
@@ -51,6 +52,7 @@ class InProcess:
             outcome = msgspec.json.decode(perform_sent(encode_job(job.job), self._setup), type=JobOutcome)
             self._news.append(JobNews(job.name, outcome))
         news, self._news = self._news, []
+        self.known = (self._worker,)
         return news
 
     @property
