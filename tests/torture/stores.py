@@ -232,7 +232,7 @@ class Stores(Torture):
     def prepare(self, folder: Path) -> None:
         from tests.catalogs import load_pinned
 
-        self._serving = _serving()
+        self._serving = served()
         self.home = folder
         self.workshop = Workshop(next(self._serving), load_pinned(Path("/")), folder)
         self.build(folder / "good", folder / "good-out")
@@ -301,7 +301,7 @@ class DamagedStore(Stores):
         return kind
 
 
-def _serving() -> Iterator[Site]:
+def served() -> Iterator[Site]:
     with serve(Site()) as running:
         yield fill(running)
 

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -177,7 +177,7 @@ class FarmStore:
         """Say that a store cannot be used before workers are started for it; old tokens are removed."""
         name = f"tokens/{secrets.token_hex(8)}"
         try:
-            with self._files.lock():
+            with self._files.lock() if self._files.local else nullcontext():
                 self.put_text(name, name)
                 self.remove_text(name)
                 self._remove_old_tokens()
