@@ -30,6 +30,7 @@ _SAID = {
     EventKind.DASHBOARD: "Dask's dashboard: {text}",
     EventKind.UNPROTECTED: "warning: {text}",
     EventKind.WORKER_JOINED: "worker {worker} is there",
+    EventKind.WORKER_SILENT: "{text}",
     EventKind.WORKER_REFUSED: "warning: worker {worker} is not used: {text}",
     EventKind.WORKER_LOST: "warning: worker {worker} is gone",
     EventKind.WORKER_SET_ASIDE: "warning: worker {worker} gets no more jobs: {text}",

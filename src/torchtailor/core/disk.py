@@ -43,6 +43,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 _OF_BYTES = frozenset(("security.ima", "security.evm"))  # hashes of what a file holds
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NOT_PLAIN = "it is not a plain file"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -50,8 +51,8 @@ _RENAME_EXCHANGE = 2
 class DamagedFileError(CheckFailedError):
     """A file does not have the bytes that it had when it was checked."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is damaged: it does not have the SHA-256 that is listed for it.", "Build it again.")
+    def __init__(self, path: Path, why: str = "it does not have the SHA-256 that is listed for it") -> None:
+        super().__init__(f"{path} is damaged: {why}.", "Build it again.")
         self.path = path
 
 
@@ -266,12 +267,12 @@ def plain_file(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise DamagedFileError(path) from error
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link, a socket, a device that is not there
+            raise DamagedFileError(path, _NOT_PLAIN) from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DamagedFileError(path)
+            raise DamagedFileError(path, _NOT_PLAIN)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -633,6 +634,8 @@ def remove_locked(folder: Path) -> None:
 def remove_abandoned(parent: Path) -> None:
     """Remove the temporary files and folders that killed processes left in a folder: their locks are free."""
     for path in parent.glob(f"{_TEMPORARY}*"):
+        if path.is_symlink() or (path / _LOCK).is_symlink():
+            continue  # none of ours: it would lead to the files of somebody else
         if not path.is_dir() and path.suffix != _FILE:
             continue
         try:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.building.farm.store import JobRecord, MissingOutputError, open_farm_store
+from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.store import MissingOutputError, open_farm_store
 from torchtailor.building.nix import derivations
 from torchtailor.core.errors import EnvironmentProblem
 

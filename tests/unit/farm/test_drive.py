@@ -22,6 +22,7 @@ from torchtailor.core.errors import EnvironmentProblem, ExitCode
 class Scripted:
     """An engine whose jobs end as a test says, in random order; it checks what the driver asks of it."""
 
+    known: tuple[FarmWorker, ...] = ()
     patience: float = 5.0
 
     def __init__(self, whole: JobGraph, workers: int, *, seed: int = 0, memory: int = 1 << 40, slots: int = 1) -> None:

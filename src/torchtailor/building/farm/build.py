@@ -6,35 +6,45 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 from msgspec import Meta, Struct
 
 from torchtailor.building.base import BuildPlan, UnavailableVariant, unavailable_rows
+from torchtailor.building.farm.collect import check_collected
 from torchtailor.building.farm.jobs import own_rows
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
+from torchtailor.building.farm.records import find_secret, need_secret
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.building.graph.drive import DriveResult, JobFailure, drive
 from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.building.graph.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.building.graph.simulate import Simulation, simulate
-from torchtailor.building.ledger.ledger import Ledger, LedgerJob, Result, Running
+from torchtailor.building.ledger.ledger import Ledger, LedgerJob, OpenAttempts, Result
 from torchtailor.building.ledger.rates import known_rates
 from torchtailor.building.nix.backend import output_lines
 from torchtailor.building.nix.builder import NixOutput
 from torchtailor.building.planned_jobs import DiskNeed, FarmedPlan, FarmVariant, JobPlace, PlannedJobs
 from torchtailor.building.shown import Line, index_lines, wheelhouse_lines
 from torchtailor.building.wheel.space import check_space
-from torchtailor.building.wheel_jobs import PROVEN_LEVEL, JobContext, PackVariant
+from torchtailor.building.wheel_jobs import PROVEN_LEVEL, FetchWheel, JobContext, PackVariant, ProveVariant
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
-from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
+from torchtailor.core.errors import (
+    BuildFailedError,
+    CheckFailedError,
+    EnvironmentProblem,
+    ExitCode,
+    TorchtailorError,
+    UsageError,
+)
+from torchtailor.core.trust import is_file_name
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
 
@@ -289,7 +299,8 @@ def plan_farm(
     if not isinstance(plan, FarmedPlan):
         raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
     chosen = chosen_store(where, store)
-    opened = open_farm_store(chosen)
+    # without a key, no record is this user's; a plan makes none
+    opened = open_farm_store(chosen, find_secret(chosen, where.settings.store_key) or secrets.token_hex())
     catalog = catalog or load_catalog()
     place = JobPlace(
         catalog,
@@ -303,10 +314,20 @@ def plan_farm(
         prove=prove,
     )
     jobs = plan.jobs_on(place)
-    finished = opened.finished(key for job in jobs.graph.jobs.values() for key in job.gives)
+    finished = _finished(jobs.graph, opened)
     farm = FarmPlan(jobs.plan, jobs, where, chosen, opened.shown, finished, prove)
     seconds = simulate(farm.graph, where.workers, finished=finished).seconds
     return replace(farm, plan=jobs.costed(seconds, farm.disk))
+
+
+def _finished(graph: JobGraph, store: FarmStore) -> frozenset[str]:
+    """What of a graph the store has; a proof of a wheelhouse that it does not have is of no use."""
+    there = store.finished(graph.makers)
+    return frozenset(
+        key
+        for key in there
+        if not isinstance(job := graph.jobs[graph.makers[key]].job, ProveVariant) or job.wheelhouse in there
+    )
 
 
 def run_farm(
@@ -318,9 +339,10 @@ def run_farm(
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
-    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.jobs.objects, farm.where.settings.cache)
+    secret = need_secret(farm.store, farm.where.settings.store_key)
+    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.jobs.objects, farm.where.settings.cache, secret)
     run = _FarmRun(farm, setup, ledger or Ledger(), listen)
-    with run.attempts():
+    with run.attempts:
         if farm.to_do.jobs:
             run.store.check_writable()
         check_space(farm.disk)
@@ -337,7 +359,7 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
             run.hear(FarmEvent(EventKind.UNPROTECTED, 0.0, text=engine.warning))
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
-        finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
+        finished = farm.finished if farm.to_do.jobs else _finished(farm.graph, run.store)
         for _ in range(_ROUNDS):
             result = drive(
                 farm.graph,
@@ -346,12 +368,13 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
                 listen=run.hear,
                 remake=run.store.forget,
                 lost=run.store.lost,
+                made=run.store.arrived,
                 limit=farm.limit_of,
             )
             run.note(result)
             if run.placed():
                 break
-            finished = run.store.finished(farm.graph.makers)
+            finished = _finished(farm.graph, run.store)
 
 
 @dataclass
@@ -365,7 +388,7 @@ class _FarmRun:
     name: str = field(default_factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
     def __post_init__(self) -> None:
-        self.store: FarmStore = open_farm_store(self.farm.store)
+        self.store: FarmStore = open_farm_store(self.farm.store, self.setup.secret)
         self._began = time.monotonic()
         self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
         self._failed: dict[str, JobFailure] = {}
@@ -373,18 +396,14 @@ class _FarmRun:
         self._refused: dict[str, str] = {}
         self._lost = 0
         self._already = 0
+        self._wrong: dict[str, str] = {}  # by variant, what was wrong with its output
+        jobs = [job.job for job in self.farm.graph.jobs.values()]
+        self._listed = {job.key: job.wheel.sha256 for job in jobs if isinstance(job, FetchWheel) and job.wheel.sha256}
+        self._proofs = {job.wheelhouse: job.gives[0] for job in jobs if isinstance(job, ProveVariant)}
         where = self.farm.where.name
-        self._attempts = {variant.name: _Attempt(self.ledger, variant, where) for variant in self.farm.variants}
-
-    @contextmanager
-    def attempts(self) -> Iterator[None]:
-        """Whatever ends the run early is what the ledger says of the variants that were not ready."""
-        try:
-            yield
-        except BaseException as error:
-            for attempt in self._attempts.values():
-                attempt.stopped(error)
-            raise
+        self.attempts = OpenAttempts(self.ledger)
+        for variant in self.farm.variants:
+            self.attempts.start(variant.name, variant.method, {**variant.options, "on": where}, variant.configuration)
 
     def hear(self, event: FarmEvent) -> None:
         if event.kind is EventKind.WORKER_LOST:
@@ -475,7 +494,10 @@ class _FarmRun:
             maker = self.farm.graph.makers[keys[name]]
             if there := maker not in self._outcomes:
                 self._log_job(maker, JobOutcome(done=True), Result.FOUND)
-            self._attempts[name].done(found, in_store=there)
+            running = self.attempts.running[name]
+            running.found, running.output_bytes = there, found.output_bytes
+            running.input_bytes = found.input_bytes if isinstance(found, Wheelhouse) else None
+            self.attempts.end(name)
         return complete
 
     def _place(self, variant: FarmVariant) -> Wheelhouse | NixOutput:
@@ -483,21 +505,43 @@ class _FarmRun:
         out = self.farm.plan.out
         if taken := self.farm.jobs.take(variant, self.store):
             return taken
-        name = str(self.store.need(variant.key).facts["variant"])
+        record = self.store.need(variant.key)
+        name = str(record.facts.get("variant"))
+        if not is_file_name(name) or (not self.farm.jobs.compiles and name != variant.name):
+            self._refuse(variant, variant.key, "it is of another variant")
+        if (proof := self._proofs.get(variant.key)) and self.store.need(proof).inputs != {variant.key: record.digest}:
+            self._refuse(variant, proof, "its proof is of other files")
         earlier = "An earlier wheelhouse is unchanged."
         check_place(out / name)
+        job = self.farm.graph.jobs[self.farm.graph.makers[variant.key]].job
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
             restore_folder(variant.key, stage, self.store)
+            if why := check_collected(job, record, stage, self._listed):
+                self._refuse(variant, variant.key, why)
         return read_wheelhouse(out / name)
+
+    def _refuse(self, variant: FarmVariant, key: str, why: str) -> NoReturn:
+        """What is not as the plan demands is made again."""
+        self._wrong[variant.name] = why
+        self.store.forget(key)
+        raise MissingOutputError(key, self.store.shown)
 
     def end(self) -> FarmBuildResult:
         variants = {variant.name: variant for variant in self.farm.variants}
         for name, failure in self._failed.items():
-            self._attempts[name].failed(failure)
+            running, outcome = self.attempts.running[name], failure.outcome
+            running.stage, running.fix = failure.job.label, outcome.hint
+            running.failure, running.log = outcome.failure, outcome.log_path
+            self.attempts.end(name, BuildFailedError(outcome.error, outcome.hint))
         for name in variants.keys() - self._made.keys() - self._failed.keys():
             if not variants[name].key:
-                self._attempts[name].done(None)
+                self.attempts.end(name)
                 continue
+            if why := self._wrong.get(name):
+                raise CheckFailedError(
+                    f"What the store {self.store.shown} has of {name} is not what the plan demands: {why}.",
+                    "Find out who writes to the store and who its workers are; nothing of it was put into the output.",
+                )
             raise EnvironmentProblem(
                 f"The store {self.store.shown} loses what is written to it: the output of {name} is incomplete.",
                 "Check the store; run the same command to resume.",
@@ -522,41 +566,6 @@ class _FarmRun:
         for job in jobs:
             restore_packed(job, context, self.store, stock=True)
         return context
-
-
-class _Attempt:
-    """The attempt at one variant in the ledger, which ends when the variant does."""
-
-    def __init__(self, ledger: Ledger, variant: FarmVariant, where: str) -> None:
-        self._stack = ExitStack()
-        self._running: Running = self._stack.enter_context(
-            ledger.attempt(
-                variant.name,
-                variant.method,
-                options={**variant.options, "on": where},
-                configuration=variant.configuration,
-            )
-        )
-
-    def done(self, made: Wheelhouse | NixOutput | None, *, in_store: bool = False) -> None:
-        self._running.found = in_store
-        if isinstance(made, Wheelhouse):
-            self._running.input_bytes = made.input_bytes
-        if made is not None:
-            self._running.output_bytes = made.output_bytes
-        self._stack.close()
-
-    def stopped(self, error: BaseException) -> None:
-        """End it, unless it has ended, with the error that ended the run."""
-        with suppress(BaseException), self._stack:
-            raise error
-
-    def failed(self, failure: JobFailure) -> None:
-        outcome = failure.outcome
-        self._running.stage, self._running.fix = failure.job.label, outcome.hint
-        self._running.failure, self._running.log = outcome.failure, outcome.log_path
-        with suppress(BuildFailedError), self._stack:
-            raise BuildFailedError(outcome.error, outcome.hint)
 
 
 def failure_of(result: FarmBuildResult) -> TorchtailorError | None:

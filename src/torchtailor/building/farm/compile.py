@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from torchtailor.building.farm.store import FarmFile, FarmStore, JobRecord
+from torchtailor.building.farm.records import FarmFile, JobRecord
+from torchtailor.building.farm.store import FarmStore
 from torchtailor.building.farm.told import ToldProgress
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.source.attempt import BuildAttempt, Compiled, Workspace

@@ -8,7 +8,7 @@ import tomllib
 import msgspec
 
 from torchtailor.building.nix.derivations import RealiseDerivation
-from torchtailor.building.source.jobs import SourceJob
+from torchtailor.building.source.jobs import CompileShard, LinkSource, SourceJob
 from torchtailor.building.wheel_jobs import WheelJob
 from torchtailor.catalog import Catalog
 
@@ -25,3 +25,8 @@ def own_rows(catalog: Catalog) -> str:
     tables = tomllib.loads(catalog.user_file.read_text("utf-8"))
     rows = {name: table for name, table in tables.items() if name not in _CHOICES}
     return hashlib.sha256(msgspec.json.encode(rows, order="deterministic")).hexdigest() if rows else ""
+
+
+def inputs_of(job: FarmJob) -> tuple[str, ...]:
+    """The keys of outputs whose files a job is made of; others that it needs only have to be done before it."""
+    return (job.spec.tree,) if isinstance(job, CompileShard | LinkSource) else job.needs

@@ -39,6 +39,7 @@ class EventKind(Enum):
     UNPROTECTED = "unprotected"  # others can use the cluster
     WORKER_JOINED = "worker-joined"
     WORKER_REFUSED = "worker-refused"
+    WORKER_SILENT = "worker-silent"  # it has not answered yet
     WORKER_LOST = "worker-lost"
     WORKER_SET_ASIDE = "worker-set-aside"
     WAITING = "waiting-for-workers"  # nobody can run what is left; `seconds` until the run ends for that

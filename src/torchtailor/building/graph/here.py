@@ -33,10 +33,11 @@ class Here:
     def __init__(self, run: Run, *, together: str = "", slots: int = 1) -> None:
         self._run, self._together = run, together
         slots = _ANY if together else slots
-        worker = FarmWorker(THIS_PROCESS, slots=slots, here=True, machine=platform.machine())
-        self._news: list[WorkerNews | JobNews] = [WorkerNews(worker, EventKind.WORKER_JOINED)]
+        self._worker = FarmWorker(THIS_PROCESS, slots=slots, here=True, machine=platform.machine())
+        self._news: list[WorkerNews | JobNews] = [WorkerNews(self._worker, EventKind.WORKER_JOINED)]
         self._began = time.monotonic()
         self._started: dict[str, GraphJob] = {}
+        self.known: tuple[FarmWorker, ...] = ()
 
     def start(self, job: GraphJob, worker: FarmWorker) -> None:
         self._started[job.name] = job
@@ -48,7 +49,7 @@ class Here:
         pass
 
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
-        news, self._news = self._news, []
+        news = self._take_news()
         if not news and self._started:
             first = next(iter(self._started.values()))
             others = [job for job in self._started.values() if job.kind == self._together]
@@ -57,6 +58,10 @@ class Here:
                 del self._started[job.name]
             outcome = self._run(jobs) or _DONE
             news += [JobNews(job.name, outcome) for job in jobs]
+        return news
+
+    def _take_news(self) -> list[WorkerNews | JobNews]:
+        news, self._news, self.known = self._news, [], (self._worker,)
         return news
 
     @property
@@ -76,7 +81,7 @@ class _Threads(Here):
         self._futures[self._pool.submit(self._run, [job])] = job.name
 
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
-        news, self._news = self._news, []
+        news = self._take_news()
         if not news:
             ended = wait(self._futures, timeout, FIRST_COMPLETED).done
             news += [JobNews(self._futures.pop(future), future.result() or _DONE) for future in ended]

@@ -30,6 +30,7 @@ class SimulatedEngine:
     """Workers whose jobs take as long as they weigh."""
 
     patience: float = 10.0
+    known: Sequence[FarmWorker] = ()
 
     def __init__(self, workers: list[FarmWorker], seconds: Callable[[GraphJob], float]) -> None:
         self._news: list[WorkerNews | JobNews] = [WorkerNews(worker, EventKind.WORKER_JOINED) for worker in workers]

@@ -11,7 +11,7 @@ import platform
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import Enum
@@ -308,6 +308,35 @@ class Ledger:
                 f"The ledger {self.path} cannot be used: {error}.",
                 f"Move the file away, or set {STATE_VARIABLE} to a folder you can write to.",
             ) from error
+
+
+class OpenAttempts:
+    """Attempts at several variants, each of which ends when its variant does; an error that ends the block ends all."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._ends: dict[str, ExitStack] = {}
+        self.running: dict[str, Running] = {}
+
+    def start(
+        self, variant: str, method: str, options: Mapping[str, object], configuration: Mapping[str, object]
+    ) -> None:
+        self._ends[variant] = ExitStack()
+        attempt = self._ledger.attempt(variant, method, options=options, configuration=configuration)
+        self.running[variant] = self._ends[variant].enter_context(attempt)
+
+    def end(self, variant: str, error: BaseException | None = None) -> None:
+        """End an attempt, unless it has ended; with an error where it failed."""
+        with suppress(type(error)) if error else nullcontext(), self._ends.pop(variant, ExitStack()):
+            if error:
+                raise error
+
+    def __enter__(self) -> OpenAttempts:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for variant in [*self._ends]:
+            self.end(variant, error)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

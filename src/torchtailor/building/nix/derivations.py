@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from torchtailor.building.farm.store import FarmStore, JobRecord, MissingOutputError
+from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.store import FarmStore, MissingOutputError
 from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.nix.backend import NixPlan
 from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job

@@ -144,25 +144,21 @@ def source_graph(
     return PlannedSource(JobGraph(jobs), planner.results)
 
 
+@dataclass
 class _Planner:
-    def __init__(
-        self,
-        tree: FetchSource,
-        options: SourceOptions,
-        costs: SourceCosts,
-        toolchain: str,
-        objects: str,
-        rows: str,
-        wanted_shards: int | None,
-    ) -> None:
-        self._tree, self._options, self._costs = tree, options, costs
-        self._toolchain, self._objects, self._rows, self._wanted = toolchain, objects, rows, wanted_shards
-        self.results: dict[str, str] = {}
+    tree: FetchSource
+    options: SourceOptions
+    costs: SourceCosts
+    toolchain: str
+    objects: str
+    rows: str
+    wanted: int | None
+    results: dict[str, str] = field(default_factory=dict, init=False)
 
     def jobs(self, groups: Sequence[VariantGroup]) -> Iterator[GraphJob]:
-        here = self._tree.origin != SourceOrigin.GIT.value
+        here = self.tree.origin != SourceOrigin.GIT.value
         names = tuple(variant for group in groups for variant, _ in _variants(group))
-        yield GraphJob(self._tree, "fetch the source", JobWeight(_UNPACKED), names, here=here)
+        yield GraphJob(self.tree, "fetch the source", JobWeight(_UNPACKED), names, here=here)
         platforms: dict[tuple[str, str, str], list[VariantGroup]] = {}
         for group in groups:
             variant = group.variant
@@ -207,15 +203,15 @@ class _Planner:
             own_leads.setdefault(isa, (*lead, *own))
             leads.setdefault((release, isa), (*lead, *own))
             link = LinkSource(spec, tuple(sorted({*device, *own, *lead})))
-            weight = JobWeight(self._costs.link + _FOUND, _LINK_MEMORY)
+            weight = JobWeight(self.costs.link + _FOUND, _LINK_MEMORY)
             yield GraphJob(link, f"link {label}", weight, mine, machine=arch, warm=configured, warming=_WARMING)
-            if self._options.targets:
+            if self.options.targets:
                 self.results |= dict.fromkeys(mine, "")
                 continue
             for variant, gpu in _variants(group):
                 pack = PackSource(spec, gpu)
                 (self.results[variant],) = pack.gives
-                weight = JobWeight(self._costs.cut, 1_000_000_000)
+                weight = JobWeight(self.costs.cut, 1_000_000_000)
                 yield GraphJob(pack, f"pack {variant}", weight, (variant,), machine=arch)
 
     def _shards(
@@ -231,18 +227,18 @@ class _Planner:
         after: tuple[str, ...] = (),
     ) -> Iterator[GraphJob]:
         device = part is CompilePart.DEVICE
-        files = self._costs.of_part(part, cuda=gpus > 0)
+        files = self.costs.of_part(part, cuda=gpus > 0)
         weights = [(str(number), seconds * (gpus if device else 1)) for number, seconds in enumerate(files)]
         total = sum(seconds for _, seconds in weights)
-        count = self._wanted or max(1, math.ceil(total / _SHARD_SECONDS))
+        count = self.wanted or max(1, math.ceil(total / _SHARD_SECONDS))
         for number, shard in enumerate(shards(weights, count)):
-            job = CompileShard(spec, part, number, count, self._objects, after)
+            job = CompileShard(spec, part, number, count, self.objects, after)
             weight = JobWeight(sum(seconds for _, seconds in shard), _DEVICE_MEMORY if device else _MEMORY)
             name = f"compile {part.value} {number + 1}/{count} of {label}"
             yield GraphJob(job, name, weight, variants, machine=arch, warm=configured, warming=_WARMING)
 
     def _spec(self, group: VariantGroup, gpus: tuple[str, ...]) -> SourceSpec:
-        options, tree = self._options, self._tree
+        options, tree = self.options, self.tree
         git = tree.origin == SourceOrigin.GIT.value
         return SourceSpec(
             variant=group.variant.unique_name,
@@ -251,9 +247,9 @@ class _Planner:
             origin=tree.origin,
             place=tree.place if git else tree.place.rpartition("/")[2],
             ref=tree.ref,
-            toolchain=self._toolchain,
+            toolchain=self.toolchain,
             commit=tree.commit,
-            rows=self._rows,
+            rows=self.rows,
             profile=options.profile,
             overrides=options.overrides,
             cuda_from_wheels=options.cuda_from_wheels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from msgspec import Struct
 from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.building.graph.graph import GraphJob
 from torchtailor.building.graph.here import run_here
-from torchtailor.building.ledger.ledger import Ledger, Running
+from torchtailor.building.ledger.ledger import Ledger, OpenAttempts
 from torchtailor.building.ledger.rates import CUT_KEY, FETCH_KEY
 from torchtailor.building.shown import Shown, index_lines, wheelhouse_lines
 from torchtailor.building.wheel.graph import pack_of, wheel_graph
@@ -68,8 +68,8 @@ class WheelBuildDocument(Struct):
 def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuildResult:
     """Build every variant of a plan in this process; each is in the ledger, and in its place only when it is whole."""
     began = time.monotonic()
-    with ExitStack() as attempts:
-        run = _HereRun(plan, context, ledger, attempts)
+    with OpenAttempts(ledger) as attempts:
+        run = _HereRun(plan, context, attempts)
         run_here(wheel_graph(plan), run.perform, together="fetch")
         packed = [(variant, pack_of(plan, variant)) for variant in plan.plans]
         variants_index = write_index_of(packed, context) if plan.options.variants else None
@@ -84,15 +84,10 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
 class _HereRun:
     """The jobs of a plan in this process: files are in its cache, stages and rates in the ledger."""
 
-    def __init__(self, plan: WheelPlan, context: JobContext, ledger: Ledger, attempts: ExitStack) -> None:
-        self._context = context
-        self._attempts: dict[str, tuple[ExitStack, Running]] = {}
+    def __init__(self, plan: WheelPlan, context: JobContext, attempts: OpenAttempts) -> None:
+        self._context, self._attempts = context, attempts
         for variant in plan.plans:
-            ended = attempts.enter_context(ExitStack())
-            attempt = ledger.attempt(
-                variant.name, WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
-            )
-            self._attempts[variant.name] = (ended, ended.enter_context(attempt))
+            attempts.start(variant.name, WHEEL, plan.options.to_json(), configuration_of(variant))
         self._measured = {FETCH_KEY: (0, 0.0), CUT_KEY: (0, 0.0)}  # bytes and seconds
         self.made: dict[str, Wheelhouse] = {}
         self.downloaded = 0
@@ -121,25 +116,25 @@ class _HereRun:
 
     def _pack(self, job: PackVariant) -> None:
         name = job.description.variant
-        ended, running = self._attempts[name]
+        running = self._attempts.running[name]
         running.stage = "wheelhouse"
         self._context.progress.stage(f"Writing {name}")
         self.made[name] = made = pack(job, self._context)
         running.input_bytes, running.output_bytes = made.input_bytes, made.output_bytes
         running.stage = ""
-        ended.close()  # done, even if the next one fails
+        self._attempts.end(name)  # done, even if the next one fails
 
     @contextmanager
     def _measuring(self, stage: str, key: str) -> Iterator[list[int]]:
         """Note the stage of all variants, and how many bytes a second are fetched or cut."""
         began, sizes = time.monotonic(), list[int]()
-        for _, running in self._attempts.values():
+        for running in self._attempts.running.values():
             running.stage = stage
         yield sizes
         size, seconds = self._measured[key]
         self._measured[key] = size, seconds = size + sum(sizes), seconds + time.monotonic() - began
         if size > _ENOUGH_BYTES:
-            for _, running in self._attempts.values():
+            for running in self._attempts.running.values():
                 running.configuration[key] = round(size / seconds)
 
 
