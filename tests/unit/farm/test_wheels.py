@@ -23,7 +23,7 @@ from torchtailor.building.farm.events import EventKind, FarmEvent
 from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
 from torchtailor.building.farm.perform import Workbench, WorkerSetup
 from torchtailor.building.farm.wheels import wheel_graph
-from torchtailor.building.farm.where import parse_where
+from torchtailor.building.farm.where import PlaceKind, parse_where
 from torchtailor.building.ledger.ledger import Result
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, WheelPlan
@@ -383,3 +383,26 @@ def test_a_proof_is_expected_to_take_as_long_as_its_bytes_do(farm: Farm) -> None
     ]
     assert 20 < proof.weight.seconds < 60
     assert wheel_plan.cost.seconds == pytest.approx(plan.simulated()[0].seconds)  # what the plan says before a run
+
+
+def test_the_expected_time_counts_the_line_the_store_and_the_workers(farm: Farm) -> None:
+    """Three gigabytes do not come faster because more workers ask for them."""
+    plan = farm.plan("sm90-avx512")
+    wheel_plan = plan.plan
+    assert isinstance(wheel_plan, WheelPlan)
+    (variant,) = wheel_plan.plans
+    wheels = tuple(replace(wheel, size=500_000_000, download=500_000_000) for wheel in variant.wheels)
+    large = replace(wheel_plan, plans=(replace(variant, wheels=wheels, output_size=1_000_000_000),))
+    here = replace(plan, plan=large, finished=frozenset())
+    times = {one.workers: one.seconds for one in here.simulated()}
+    assert all(seconds > 3e9 / plan.rates.fetch for seconds in times.values()) and times[1] > times[8]
+    local, cluster = (
+        replace(here, where=replace(plan.where, kind=kind)) for kind in (PlaceKind.LOCAL, PlaceKind.SCHEDULER)
+    )
+    assert local.simulated_on(8).seconds > times[8]
+    away = replace(cluster, store="s3://bucket/farm")
+    assert away.simulated_on(8).seconds > cluster.simulated_on(8).seconds + 5  # collecting
+    assert cluster.simulated_on(128).seconds > cluster.simulated_on(32).seconds  # meeting
+    cached = replace(large, plans=(replace(variant, wheels=tuple(replace(one, download=0) for one in wheels)),))
+    assert replace(here, plan=cached).simulated_on(8).seconds < 60
+    assert replace(cluster, plan=cached).simulated_on(8).seconds > 150  # other machines do not have this one's cache

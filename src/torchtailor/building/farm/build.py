@@ -24,12 +24,12 @@ from torchtailor.building.farm.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.building.farm.jobs import PROVEN_LEVEL, ProveVariant, RealiseDerivation, gives_of, own_rows
 from torchtailor.building.farm.objects import own_objects
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
-from torchtailor.building.farm.records import find_secret, need_secret
+from torchtailor.building.farm.records import KEY_VARIABLE, find_secret, need_secret
 from torchtailor.building.farm.simulate import Simulation, simulate
 from torchtailor.building.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.building.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.building.farm.wheels import wheel_graph, with_hashes
+from torchtailor.building.farm.wheels import COPIED, SENT, Away, wheel_graph, with_hashes
 from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.building.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.building.ledger.rates import Rates, learned
@@ -51,6 +51,8 @@ from torchtailor.core.errors import (
     TorchtailorError,
     UsageError,
 )
+from torchtailor.core.format import counted
+from torchtailor.core.store import is_local
 from torchtailor.core.trust import is_file_name
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
@@ -137,13 +139,29 @@ class FarmPlan:
 
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
-        counts = sorted({self.where.workers, *_SHOWN_WORKERS})
-        return tuple(simulate(self._planned_for(workers), workers, finished=self.finished) for workers in counts)
+        return tuple(self.simulated_on(workers) for workers in sorted({self.where.workers, *_SHOWN_WORKERS}))
+
+    def simulated_on(self, workers: int) -> Simulation:
+        """The whole time of a run: workers are started and met, jobs run, wheelhouses are collected."""
+        jobs = simulate(self._planned_for(workers), workers, finished=self.finished)
+        start = self.where.kind.start_seconds(workers) if self.to_do.jobs else 0.0
+        return replace(jobs, seconds=start + jobs.seconds + self._collect_seconds)
+
+    @property
+    def _collect_seconds(self) -> float:
+        """Every file of a wheelhouse is read and hashed, and comes over the network if the store does."""
+        if not isinstance(self.plan, WheelPlan):
+            return 0.0
+        size = sum(variant.output_size for variant in self.plan.plans)
+        return size / COPIED + (0.0 if is_local(self.store) else size / SENT)
 
     def _planned_for(self, workers: int) -> JobGraph:
         """More workers cut in more pieces; the outputs are the same."""
         if isinstance(self.plan, WheelPlan):
-            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove, rows=self.rows)
+            away = Away(self.where.kind.is_remote, not is_local(self.store))
+            return wheel_graph(
+                self.plan, rates=self.rates, workers=workers, prove=self.prove, rows=self.rows, away=away
+            )
         return self.graph
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
@@ -340,7 +358,8 @@ def plan_farm(
     rows = own_rows(catalog)
     if isinstance(plan, WheelPlan):
         plan = with_hashes(plan)
-        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove, rows=rows)
+        away = Away(where.kind.is_remote, not is_local(chosen))
+        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove, rows=rows, away=away)
         variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
     elif isinstance(plan, NixPlan):
         graph, variants = _nix_jobs(catalog, plan, chosen)
@@ -367,8 +386,7 @@ def _finished(graph: JobGraph, store: FarmStore) -> frozenset[str]:
 
 def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
     """The plan with the time of its jobs on this place, and with the disk that has the least room for them."""
-    seconds = simulate(farm.graph, farm.where.workers, finished=farm.finished).seconds
-    cost = replace(plan.cost, seconds=seconds)
+    cost = replace(plan.cost, seconds=farm.simulated_on(farm.where.workers).seconds)
     if needs := farm.disk:
         least = min(needs, key=lambda need: need.left)
         cost = replace(cost, disk=least.size, disk_free=least.free)
@@ -425,6 +443,7 @@ def run_farm(
         if farm.to_do.jobs:
             run.store.check_writable()
         check_space(farm.disk)
+        run.say_distrusted()
         if farm.to_do.jobs or not run.placed_all():
             _drive(farm, setup, run)
         return run.end()
@@ -499,6 +518,16 @@ class _FarmRun:
         elif event.kind is EventKind.WORKER_REFUSED:
             self._refused[event.worker] = event.text
         self.listen(event)
+
+    def say_distrusted(self) -> None:
+        """Why jobs run whose outputs seem to be there."""
+        to_do = self.farm.to_do.jobs.values()
+        if count := len(self.store.distrusted(key for job in to_do for key in job.gives)):
+            text = (
+                f"{counted(count, 'output')} of the store {self.store.shown} without your signature: made again. "
+                f"Who shares a store shares a key ({KEY_VARIABLE})."
+            )
+            self.hear(FarmEvent(EventKind.DISTRUSTED, 0.0, text=text))
 
     def note(self, result: DriveResult) -> None:
         """Keep what became of the jobs, in the ledger too."""
