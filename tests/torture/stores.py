@@ -104,7 +104,7 @@ def forge(store: StoreFiles, dice: random.Random, kinds: tuple[str, ...]) -> str
                     )
                     file |= {"sha256": store.put(text), "size": len(text)}
         store.write(path, record)
-    return name
+    return str(name)
 
 
 def _forget(store: StoreFiles, *kinds: str) -> None:

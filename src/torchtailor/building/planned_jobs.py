@@ -71,6 +71,11 @@ class PlannedJobs:
         """The graph for so many workers, whose outputs are the same."""
         return self.graph
 
+    @property
+    def collect_seconds(self) -> float:
+        """What it takes until every wheelhouse is read, hashed and in its place."""
+        return 0.0
+
     def disk(self, to_run: Collection[str]) -> tuple[DiskNeed, ...]:
         """What these jobs write to each file system of this machine; none where jobs look for themselves."""
         return ()

@@ -29,6 +29,7 @@ _NAMES = 12  # variants of a plan that are listed
 _SAID = {
     EventKind.DASHBOARD: "Dask's dashboard: {text}",
     EventKind.UNPROTECTED: "warning: {text}",
+    EventKind.DISTRUSTED: "warning: {text}",
     EventKind.WORKER_JOINED: "worker {worker} is there",
     EventKind.WORKER_SILENT: "{text}",
     EventKind.WORKER_REFUSED: "warning: worker {worker} is not used: {text}",

@@ -154,8 +154,8 @@ def _is_special(path: Path) -> bool:
 def hash_file(file: Path | int, algorithm: str = "sha256") -> str:
     """The hash of a file, by path or open descriptor (whose position is left alone)."""
     if isinstance(file, Path):
-        with file.open("rb", buffering=0) as opened:
-            return hash_file(opened.fileno(), algorithm)
+        with plain_file(file, follow=True) as descriptor:
+            return hash_file(descriptor, algorithm)
     hasher = hashlib.new(algorithm)
     buffer = memoryview(bytearray(_CHUNK))
     position = 0
@@ -226,8 +226,8 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
     links), and again where its size or time is not what it was.
     """
     if descriptor is None:
-        with path.open("rb", buffering=0) as opened:
-            check_intact(path, sha256, opened.fileno())
+        with plain_file(path, follow=True) as opened:
+            check_intact(path, sha256, opened)
         return
     identity = _identity(descriptor)
     if not _intact.has(identity, sha256):
@@ -237,9 +237,9 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
 
 def hash_intact(path: Path) -> str:
     """The hash of a file that nobody changes from now on: `check_intact` does not read it again."""
-    with path.open("rb", buffering=0) as opened:
-        digest = hash_file(opened.fileno())
-        _intact.add(_identity(opened.fileno()), digest)
+    with plain_file(path, follow=True) as descriptor:
+        digest = hash_file(descriptor)
+        _intact.add(_identity(descriptor), digest)
     return digest
 
 
@@ -262,10 +262,14 @@ def is_intact(path: Path, sha256: str) -> bool:
 
 
 @contextmanager
-def plain_file(path: Path) -> Iterator[int]:
-    """Open a file that may come from elsewhere: a link, pipe, device or folder in its place is damage."""
+def plain_file(path: Path, *, follow: bool = False) -> Iterator[int]:
+    """Open a file that may come from elsewhere: a pipe, device or folder in its place is damage, and is not waited for.
+
+    So is a link, unless those are followed that users make among their own files.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link, a socket, a device that is not there
             raise DamagedFileError(path, _NOT_PLAIN) from error
@@ -405,12 +409,16 @@ def place_verified(source: Path, target: Path, sha256: str, *, link: bool = Fals
     """Put the bytes of a file at a second place, if they have this hash: a copy (shared where the file system can), or
     a hard link of a file that nobody changes."""
     if link:
-        with source.open("rb", buffering=0) as reader:
-            check_intact(source, sha256, reader.fileno())
+        with plain_file(source, follow=True) as descriptor:
+            check_intact(source, sha256, descriptor)
             link_or_copy(source, target)
-            if os.path.samestat(os.fstat(reader.fileno()), target.stat()):
+            if os.path.samestat(os.fstat(descriptor), target.stat()):
                 return
-    with source.open("rb") as reader, new_file(target, staging=staging) as writer:
+    with (
+        plain_file(source, follow=True) as descriptor,
+        os.fdopen(os.dup(descriptor), "rb") as reader,
+        new_file(target, staging=staging) as writer,
+    ):
         _copy_bytes(reader, writer)
         _check_hash(writer.fileno(), source, sha256)
 

@@ -19,6 +19,7 @@ from tests.unit.farm.test_wheels import NAMES, Farm
 from torchtailor.building.farm.build import FarmBuildResult
 from torchtailor.building.farm.records import JobRecord, find_secret, need_secret
 from torchtailor.building.farm.store import FarmStore, open_farm_store
+from torchtailor.building.graph.events import EventKind
 from torchtailor.core.disk import remove_abandoned
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem
 from torchtailor.fetch.pages import content_key
@@ -170,6 +171,8 @@ def test_two_users_share_fetched_wheels_and_with_a_key_everything(
     (tmp_path / "key").write_text("k" * 32)
     (tmp_path / "key").chmod(0o600)
     assert kinds(farm.build(*NAMES)) == {"cut", "pack"}
+    (said,) = [event.text for event in farm.events if event.kind is EventKind.DISTRUSTED]
+    assert "12 outputs of the store" in said and "TORCHTAILOR_STORE_KEY" in said
     monkeypatch.setenv("TORCHTAILOR_STORE_KEY", str(tmp_path / "key"))
     assert kinds(farm.build(*NAMES)) == {"cut", "pack"}
     monkeypatch.setenv("TORCHTAILOR_STATE", str(tmp_path / "third user"))

@@ -18,7 +18,7 @@ from torchtailor.building.base import BuildPlan, UnavailableVariant, unavailable
 from torchtailor.building.farm.collect import check_collected
 from torchtailor.building.farm.jobs import own_rows
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
-from torchtailor.building.farm.records import find_secret, need_secret
+from torchtailor.building.farm.records import KEY_VARIABLE, find_secret, need_secret
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.building.graph.drive import DriveResult, JobFailure, drive
@@ -44,6 +44,7 @@ from torchtailor.core.errors import (
     TorchtailorError,
     UsageError,
 )
+from torchtailor.core.format import counted
 from torchtailor.core.trust import is_file_name
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
@@ -111,8 +112,13 @@ class FarmPlan:
 
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
-        counts = sorted({self.where.workers, *_SHOWN_WORKERS})
-        return tuple(simulate(self.jobs.graph_for(workers), workers, finished=self.finished) for workers in counts)
+        return tuple(self.simulated_on(workers) for workers in sorted({self.where.workers, *_SHOWN_WORKERS}))
+
+    def simulated_on(self, workers: int) -> Simulation:
+        """The whole time of a run: workers are started and met, jobs run, wheelhouses are collected."""
+        jobs = simulate(self.jobs.graph_for(workers), workers, finished=self.finished)
+        start = self.where.kind.start_seconds(workers) if self.to_do.jobs else 0.0
+        return replace(jobs, seconds=start + jobs.seconds + self.jobs.collect_seconds)
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
         """Jobs in all and jobs to run, by kind."""
@@ -316,8 +322,7 @@ def plan_farm(
     jobs = plan.jobs_on(place)
     finished = _finished(jobs.graph, opened)
     farm = FarmPlan(jobs.plan, jobs, where, chosen, opened.shown, finished, prove)
-    seconds = simulate(farm.graph, where.workers, finished=finished).seconds
-    return replace(farm, plan=jobs.costed(seconds, farm.disk))
+    return replace(farm, plan=jobs.costed(farm.simulated_on(where.workers).seconds, farm.disk))
 
 
 def _finished(graph: JobGraph, store: FarmStore) -> frozenset[str]:
@@ -346,6 +351,7 @@ def run_farm(
         if farm.to_do.jobs:
             run.store.check_writable()
         check_space(farm.disk)
+        run.say_distrusted()
         if farm.to_do.jobs or not run.placed_all():
             _drive(farm, setup, run)
         return run.end()
@@ -411,6 +417,16 @@ class _FarmRun:
         elif event.kind is EventKind.WORKER_REFUSED:
             self._refused[event.worker] = event.text
         self.listen(event)
+
+    def say_distrusted(self) -> None:
+        """Why jobs run whose outputs seem to be there."""
+        to_do = self.farm.to_do.jobs.values()
+        if count := len(self.store.distrusted(key for job in to_do for key in job.gives)):
+            text = (
+                f"{counted(count, 'output')} of the store {self.store.shown} without your signature: made again. "
+                f"Who shares a store shares a key ({KEY_VARIABLE})."
+            )
+            self.hear(FarmEvent(EventKind.DISTRUSTED, 0.0, text=text))
 
     def note(self, result: DriveResult) -> None:
         """Keep what became of the jobs, in the ledger too."""

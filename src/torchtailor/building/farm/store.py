@@ -179,19 +179,21 @@ class FarmStore:
         try:
             with self._files.lock() if self._files.local else nullcontext():
                 self.put_text(name, name)
+                self._remove_old_tokens(name)
                 self.remove_text(name)
-                self._remove_old_tokens()
         except EnvironmentProblem as error:
             reason = error.message.rpartition(": ")[2].rstrip(".")
             raise EnvironmentProblem(
                 f"The store {self.shown} cannot be written: {reason}.", "Give another folder or bucket with --store."
             ) from error
 
-    def _remove_old_tokens(self) -> None:
+    def _remove_old_tokens(self, newest: str) -> None:
+        """By the clock of the store: that of this machine may be a day ahead of it."""
         with suppress(NetworkError):
-            for token in self._files.files("tokens"):
-                if token.stored is not None and token.stored < time.time() - _DAY:
-                    self._files.remove(token.path)
+            times = {token.path: token.stored for token in self._files.files("tokens") if token.stored is not None}
+            for path, stored in times.items():
+                if newest in times and stored < times[newest] - _DAY:
+                    self._files.remove(path)
 
     def put_text(self, name: str, text: str) -> None:
         self._files.put_bytes(text.encode("utf-8", "replace"), name)

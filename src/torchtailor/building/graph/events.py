@@ -37,6 +37,7 @@ class EventKind(Enum):
 
     DASHBOARD = "dashboard"  # the cluster has a page of its own
     UNPROTECTED = "unprotected"  # others can use the cluster
+    DISTRUSTED = "outputs-distrusted"  # the store has outputs that somebody else wrote
     WORKER_JOINED = "worker-joined"
     WORKER_REFUSED = "worker-refused"
     WORKER_SILENT = "worker-silent"  # it has not answered yet

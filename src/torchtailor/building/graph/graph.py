@@ -17,6 +17,7 @@ class JobWeight(msgspec.Struct, frozen=True):
 
     seconds: float
     memory: int = 200_000_000
+    line: float = 0.0  # of its seconds, those on the line to the index, which all workers share
 
 
 @dataclass(frozen=True)

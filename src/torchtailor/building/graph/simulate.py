@@ -40,6 +40,7 @@ class SimulatedEngine:
         self._warm: dict[str, set[str]] = {}
         self.time = 0.0
         self.worked = 0.0
+        self._line = 0.0  # when the line to the index is free
 
     def start(self, job: GraphJob, worker: FarmWorker) -> None:
         seconds = self._seconds(job)
@@ -48,6 +49,9 @@ class SimulatedEngine:
             seconds += job.warming
         self._count += 1
         self.worked += seconds
+        if line := job.weight.line:
+            self._line = max(self._line, self.time) + line
+            seconds = max(seconds, self._line - self.time + seconds - line)
         heapq.heappush(self._running, (self.time + seconds, self._count, job.name, seconds))
 
     def drop(self, name: str) -> None:

@@ -71,8 +71,8 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
     with OpenAttempts(ledger) as attempts:
         run = _HereRun(plan, context, attempts)
         run_here(wheel_graph(plan), run.perform, together="fetch")
-        packed = [(variant, pack_of(plan, variant)) for variant in plan.plans]
-        variants_index = write_index_of(packed, context) if plan.options.variants else None
+        packed = ((variant, pack_of(plan, variant)) for variant in plan.plans)
+        variants_index = write_index_of([*packed], context) if plan.options.variants else None
     return WheelBuildResult(
         wheelhouses=tuple(run.made[variant.name] for variant in plan.plans),
         variants_index=variants_index,

@@ -9,12 +9,13 @@ from pathlib import Path
 from torchtailor.building.graph.graph import JobGraph
 from torchtailor.building.planned_jobs import DiskNeed, FarmVariant, JobPlace, PlannedJobs
 from torchtailor.building.wheel.builder import configuration_of, write_index_of
-from torchtailor.building.wheel.graph import pack_of, wheel_graph, with_hashes
+from torchtailor.building.wheel.graph import COPIED, SENT, Away, pack_of, wheel_graph, with_hashes
 from torchtailor.building.wheel.plan import WheelPlan
 from torchtailor.building.wheel.space import disk_needs
 from torchtailor.building.wheel_jobs import JobContext, PackVariant
 from torchtailor.catalog import WHEEL
 from torchtailor.core.errors import UsageError
+from torchtailor.core.store import is_local
 
 
 def wheel_jobs_on(plan: WheelPlan, place: JobPlace) -> WheelJobs:
@@ -35,7 +36,8 @@ def wheel_jobs_on(plan: WheelPlan, place: JobPlace) -> WheelJobs:
 
 
 def _graph(plan: WheelPlan, place: JobPlace, workers: int) -> JobGraph:
-    return wheel_graph(plan, rates=place.rates, workers=workers, prove=place.prove, rows=place.rows)
+    away = Away(not place.here, not is_local(place.store))
+    return wheel_graph(plan, rates=place.rates, workers=workers, prove=place.prove, rows=place.rows, away=away)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,11 @@ class WheelJobs(PlannedJobs):
     def graph_for(self, workers: int) -> JobGraph:
         """More workers cut in more pieces."""
         return _graph(self.plan, self.place, workers)
+
+    @property
+    def collect_seconds(self) -> float:
+        size = sum(variant.output_size for variant in self.plan.plans)
+        return size / COPIED + (0.0 if is_local(self.place.store) else size / SENT)
 
     def disk(self, to_run: Collection[str]) -> tuple[DiskNeed, ...]:
         return disk_needs(self.plan, to_run, self.place.store, here=self.place.here)

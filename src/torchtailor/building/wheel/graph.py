@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.ledger.rates import Rates
@@ -17,7 +17,9 @@ from torchtailor.surgery.cut_document import JobCut
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 _CUT_MEMORY = 500_000_000
-_COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
+_CUT_SHARE = 0.4  # of a wheel that is left for one GPU
+SENT = 100e6  # bytes per second between a machine and a store that is not its own disk
+COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
 _PROVED = 60e6  # bytes of wheels per second that are verified
 _READ_CODE = 6e6  # bytes of wheels with host code per second: every function is read for its instruction set
 _STARTED = 0.05  # seconds of any job
@@ -25,13 +27,36 @@ _WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with 
 
 
 def wheel_graph(
-    plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False, rows: str = ""
+    plan: WheelPlan,
+    *,
+    rates: Rates | None = None,
+    workers: int = 1,
+    prove: bool = False,
+    rows: str = "",
+    away: Away | None = None,
 ) -> JobGraph:
     """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs.
 
-    `rows` is a digest of the user's rows of the catalog, which proofs go by.
+    `rows` is a digest of the user's rows of the catalog, which proofs go by; `away` says what is not on this machine.
     """
-    return JobGraph(_jobs(plan, rates or Rates(), workers, rows, prove=prove))
+    return JobGraph(_jobs(plan, rates or Rates(), workers, rows, away or Away(), prove=prove))
+
+
+@dataclass(frozen=True)
+class Away:
+    """What of a farm is reached over a network: it decides how long jobs take, not what they make."""
+
+    workers: bool = False
+    store: bool = False
+
+    def sent(self, size: float) -> float:
+        """Seconds that so many bytes take from or to the store, beside reading and hashing them."""
+        return size / SENT if self.workers or self.store else 0.0
+
+    def downloaded(self, wheel: PlannedWheel) -> int:
+        """Bytes of a wheel that come from the index: what this machine's cache has, other machines do not have."""
+        local = wheel.file.local_path is not None
+        return wheel.size if self.workers and not local else wheel.download
 
 
 def with_hashes(plan: WheelPlan) -> WheelPlan:
@@ -49,7 +74,7 @@ def with_hashes(plan: WheelPlan) -> WheelPlan:
     return replace(plan, plans=tuple(map(hashed, plan.plans)))
 
 
-def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
+def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, away: Away, *, prove: bool) -> Iterator[GraphJob]:
     """Wheels are told apart by their content: two indexes may list the same one."""
     users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
     # by key, options and what is split beside it, then by GPU, the variants that need a cut
@@ -64,7 +89,8 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool
                 beside = split_beside(plan, variant, wheel)
                 cuts.setdefault((key, cut, beside), {}).setdefault(gpu, []).append(variant.name)
     for key, wheel in wheels.items():
-        weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
+        line = away.downloaded(wheel) / rates.fetch
+        weight = JobWeight(_STARTED + line + wheel.size / COPIED + away.sent(wheel.size), line=line)
         here = wheel.file.local_path is not None
         label = f"fetch {wheel.name} {wheel.file.version}"
         yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[key]), here=here)
@@ -74,16 +100,17 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool
         share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
         for some in _pieces(sorted(gpus), round(share)):
             names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
-            weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
+            moved = away.sent(wheel.size * (1 + len(some) * _CUT_SHARE))
+            weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates) + moved, _CUT_MEMORY)
             job = CutForGpus(key, wheel.file.filename, some, options, beside)
             yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
     for variant in plan.plans:
         pack = pack_of(plan, variant)
-        weight = JobWeight(_STARTED + variant.output_size / _COPIED)
+        weight = JobWeight(_STARTED + variant.output_size / COPIED + away.sent(variant.output_size))
         yield GraphJob(pack, f"pack {variant.name}", weight, (variant.name,))
         if prove:
             (key,) = pack.gives
-            weight = JobWeight(_STARTED + _prove_seconds(variant), _CUT_MEMORY)
+            weight = JobWeight(_STARTED + _prove_seconds(variant) + away.sent(variant.output_size), _CUT_MEMORY)
             proof = ProveVariant(key, variant.name, pack.description.gpu, rows)
             yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
 
