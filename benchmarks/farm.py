@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.building.choose import choose
-from torchtailor.building.farm.jobs import CompilePart, CompileShard, FetchSource
-from torchtailor.building.farm.shards import part_of
-from torchtailor.building.farm.simulate import Simulation, simulate
-from torchtailor.building.farm.sources import PlannedSource, SourceCosts, source_graph
+from torchtailor.building.graph.simulate import Simulation, simulate
+from torchtailor.building.source.graph import PlannedSource, SourceCosts, source_graph
+from torchtailor.building.source.jobs import CompilePart, CompileShard, FetchSource
 from torchtailor.building.source.options import SourceOptions
 from torchtailor.building.source.plan import MatrixPlan, plan_matrix
+from torchtailor.building.source.shards import part_of
 from torchtailor.building.source.tables import load_tables
 from torchtailor.catalog import SOURCE, Capability, Catalog, load_catalog
 from torchtailor.core.format import human_seconds

@@ -18,6 +18,8 @@ from typing import ClassVar
 from tests.torture.harness import Torture, check_error
 from tests.torture.inputs import FAT, check_index
 from tests.torture.intruder import ATTACKS, intrude, listening
+from tests.torture.publishers import Publishers
+from tests.torture.stores import STORES
 from tests.unit.building.conftest import Workshop
 from tests.unit.building.stack import fill
 from tests.unit.fetch.serving import Fault, Site, serve
@@ -28,7 +30,7 @@ from tests.unit.tailoring.helpers import check_records, install
 from tests.unit.tailoring.helpers import options as tailor_options
 from tests.unit.wheels.builder import build_wheel
 from tests.waiting import wait_until
-from torchtailor.building.farm.drive import WorkerNews
+from torchtailor.building.graph.drive import WorkerNews
 from torchtailor.core.errors import TorchtailorError
 
 OK, REFUSED, WRONG = 0, 3, 70
@@ -329,4 +331,4 @@ def faulty(server: Site, broken: dict[str, list[Fault]]) -> Iterator[None]:
         server.faults.clear()
 
 
-EVENTS: tuple[type[Torture], ...] = (Kills, Neighbours, FullDisk, FaultyServer, Strangers)
+EVENTS: tuple[type[Torture], ...] = (Kills, Neighbours, FullDisk, FaultyServer, Strangers, Publishers, *STORES)

@@ -48,6 +48,8 @@ FLOORS = (
     {"verification.doctor", "verification.report"},
     {"nix"},
     {"building.ledger"},
+    {"building.graph", "building.farm.records", "building.farm.fingerprint"},
+    {"building.farm.store"},
     {"building"},
     {"building.farm"},
     {"publish"},

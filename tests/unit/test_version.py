@@ -10,17 +10,15 @@ import pytest
 
 from torchtailor.building.cutting import cut_key
 from torchtailor.building.farm.fingerprint import describe_worker
-from torchtailor.building.farm.jobs import (
+from torchtailor.building.source.jobs import (
     CompilePart,
     CompileShard,
     ConfigureSource,
     LinkSource,
     PackSource,
-    ProveVariant,
     SourceSpec,
-    gives_of,
 )
-from torchtailor.building.wheel_jobs import CutForGpus, PackedWheel, PackVariant
+from torchtailor.building.wheel_jobs import CutForGpus, PackedWheel, PackVariant, ProveVariant
 from torchtailor.catalog import WHEEL, Capability
 from torchtailor.code.hostcode import cache as hostcode
 from torchtailor.core import version
@@ -96,7 +94,7 @@ def test_what_is_not_code_is_no_part_of_the_key(tmp_path: Path, key_of: Callable
 def test_every_key_changes_with_the_code(tmp_path: Path, key_of: Callable[[Path], str]) -> None:
     def keys() -> list[str]:
         return [
-            *(key for job in FARM_JOBS for key in gives_of(job)),
+            *(key for job in FARM_JOBS for key in job.gives),
             cut_key("aa", "torch-2.10.0-py3-none-any.whl", Capability.parse("9.0"), Cut().for_job),
             hostcode.fingerprint(),
             describe_worker()["torchtailor"],

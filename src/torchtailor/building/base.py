@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
@@ -40,6 +41,9 @@ class BuildPlan(Protocol):
     def variants(self) -> tuple[Variant, ...]: ...
 
     @property
+    def out(self) -> Path: ...
+
+    @property
     def unavailable(self) -> Unavailable: ...
 
     @property
@@ -69,6 +73,14 @@ class BuildResult(Protocol):
         """What `--json` prints, with what of the plan cannot be built."""
 
 
+@dataclass(frozen=True)
+class OnFarms:
+    """What of the options of `build --on` a method has."""
+
+    shards: bool = False  # its jobs are cut into shards
+    proof: tuple[str, str] | None = None  # why --prove is refused, and what to do
+
+
 PlanT = TypeVar("PlanT", bound=BuildPlan)
 
 
@@ -77,6 +89,9 @@ class Backend(Protocol[PlanT]):
 
     options_type: ClassVar[type]
     """A frozen dataclass with the options of this method."""
+
+    on_farms: ClassVar[OnFarms | None]
+    """What it has of a farm's options; None: it builds on one machine."""
 
     def __init__(self, catalog: Catalog, options: Any, *, ledger: Ledger | None = None) -> None: ...
 

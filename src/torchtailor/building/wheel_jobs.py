@@ -1,24 +1,25 @@
 """The work of a build as values that can be sent to another machine: fetch a wheel, cut it, pack a wheelhouse.
 
-A job has no paths; files are named by keys of content. The same work gives the same bytes wherever it is done: a build
-on this machine only batches the jobs that a farm sends to its workers, downloads in parallel, all GPUs of one wheel in
-one pass. The URL of a fetch job holds the credentials of the index, if it has any.
+A job has no paths: what it needs and gives is named by keys of content, made of the keys of its inputs, its options and
+the code that does it. So a key is known before anything is fetched, and the same work has the same key, and gives the
+same bytes, on every machine. The URL of a fetch job holds the credentials of the index, if it has any.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from torchtailor.building.cutting import Cutter, WheelCut, cut_key, parse_gpu
+from torchtailor.building.graph.job import job_key
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.code.gpucode.targets import NO_GPU
 from torchtailor.core.disk import DamagedFileError, disk_errors
-from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError
+from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, ImpossibleError
 from torchtailor.core.progress import Progress
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
@@ -40,6 +41,22 @@ class FetchWheel(msgspec.Struct, frozen=True, tag="fetch"):
         """Of the wheel's content where the index lists its hash, else of its URL."""
         return self.wheel.key
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (self.key,)
+
+
+class SplitWheel(msgspec.Struct, frozen=True):
+    """A wheel that is split for the same GPUs as torch, whose extras bring its packs too."""
+
+    project: str
+    source: str
+    filename: str
+
 
 class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
     """Cut one wheel for several GPUs in one pass; each GPU has an output of its own."""
@@ -48,9 +65,25 @@ class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
     filename: str
     gpus: tuple[str, ...]
     options: JobCut
+    beside: tuple[SplitWheel, ...] = ()  # of torch, where it is split
 
     def key_for(self, gpu: str) -> str:
-        return cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
+        own = cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
+        others = self.keys_beside(gpu).values()
+        return hashlib.sha256("\n".join((own, *others)).encode()).hexdigest() if others else own
+
+    def keys_beside(self, gpu: str) -> dict[str, str]:
+        """The keys of the other cuts that decide what is required, by project."""
+        capability = parse_gpu(gpu)
+        return {other.project: cut_key(other.source, other.filename, capability, self.options) for other in self.beside}
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.source, *(key for gpu in self.gpus for key in self.keys_beside(gpu).values()))
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return tuple(map(self.key_for, self.gpus))
 
 
 class PackedWheel(msgspec.Struct, frozen=True):
@@ -62,6 +95,7 @@ class PackedWheel(msgspec.Struct, frozen=True):
     url: str = ""
     required_by: tuple[str, ...] = ()
     cut: JobCut | None = None
+    beside: tuple[SplitWheel, ...] = ()  # of torch, where it is split
     why: str = ""  # why it is not cut
 
 
@@ -75,7 +109,7 @@ class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
         """The cut that a wheel of it is taken from."""
         if wheel.cut is None:
             return None
-        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu or NO_GPU,), wheel.cut)
+        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu or NO_GPU,), wheel.cut, wheel.beside)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -86,23 +120,32 @@ class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
                 keys.append(cut.key_for(cut.gpus[0]))
         return tuple(dict.fromkeys(keys))
 
-
-Job = FetchWheel | CutForGpus | PackVariant
-
-
-def encode_job(job: msgspec.Struct) -> bytes:
-    """A job as JSON; the same job gives the same bytes."""
-    return msgspec.json.encode(job, order="deterministic")
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (job_key("pack", self, *self.needs),)
 
 
-def decode_job(data: bytes, kinds: Any = Job) -> Any:
-    """The job, one of these kinds, of a JSON document that `encode_job` made."""
-    try:
-        return msgspec.json.decode(data, type=kinds)
-    except msgspec.MsgspecError as error:
-        raise BadInputError(
-            f"This is not a job of torchtailor: {error}.", "Use the same version on every machine."
-        ) from error
+PROVEN_LEVEL = "static"  # of `verify`: a worker need not be able to run what it has built
+
+
+class ProveVariant(msgspec.Struct, frozen=True, tag="prove"):
+    """Verify a wheelhouse, as `torchtailor verify --level static` does."""
+
+    wheelhouse: str  # its key
+    variant: str
+    gpu: str | None
+    rows: str = ""  # a digest of the user's rows of the catalog, by which it is judged
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.wheelhouse,)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (job_key("prove", self),)
+
+
+WheelJob = FetchWheel | CutForGpus | PackVariant | ProveVariant
 
 
 @dataclass
@@ -170,12 +213,24 @@ def cut_all(job: CutForGpus, context: JobContext) -> tuple[WheelCut, ...]:
         names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
         context.progress.stage(f"Cutting {project} for {names}")
 
-    cutter = Cutter(context.catalog, context.cache, job.options, processes=context.processes)
-    gpus = {gpu: parse_gpu(gpu) for gpu in job.gpus}
-    with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
-        cuts = cutter.cut(path, sha256, job.filename, [*gpus.values()], context.progress, before_cut)
-    context.cuts |= {job.key_for(gpu): cuts.get(capability) for gpu, capability in gpus.items()}
-    return tuple(cuts.values())
+    done: list[WheelCut] = []
+    for also, gpus in _by_packs(job, context).items():
+        options = msgspec.structs.replace(job.options, also=also) if also else job.options
+        cutter = Cutter(context.catalog, context.cache, options, processes=context.processes)
+        with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
+            cuts = cutter.cut(path, sha256, job.filename, [*map(parse_gpu, gpus)], context.progress, before_cut)
+        context.cuts |= {job.key_for(gpu): cuts.get(parse_gpu(gpu)) for gpu in gpus}
+        done += cuts.values()
+    return tuple(done)
+
+
+def _by_packs(job: CutForGpus, context: JobContext) -> dict[tuple[str, ...], list[str]]:
+    """The GPUs of a job, by the wheels beside it that were split and have packs for them."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for gpu in job.gpus:
+        cuts = {project: context.cuts.get(key) for project, key in job.keys_beside(gpu).items()}
+        groups.setdefault(tuple(project for project, cut in cuts.items() if cut and cut.pack), []).append(gpu)
+    return groups
 
 
 def _cut(job: CutForGpus, context: JobContext) -> WheelCut:

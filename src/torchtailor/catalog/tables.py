@@ -58,6 +58,9 @@ class FarmSettings(Strict, frozen=True, kw_only=True):
     ] = {}
     workers: Annotated[int, Meta(description="How many workers are asked for.", ge=1)] = 1
     store: Annotated[str, Meta(description="The store, where --store is not given.", min_length=1)] = ""
+    store_key: Annotated[
+        str, Meta(description="A file with the key that all who share the store have, for signatures.", min_length=1)
+    ] = ""
     objects: Annotated[str, Meta(description="The object cache, where --objects is not given.", min_length=1)] = ""
     cache: Annotated[
         str, Meta(description="A folder of each worker's own disk, for what it fetches.", min_length=1)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from torchtailor.building.farm.events import EventKind, FarmEvent
-from torchtailor.building.farm.policy import THIS_PROCESS
+from torchtailor.building.graph.events import EventKind, FarmEvent
+from torchtailor.building.graph.policy import THIS_PROCESS
 from torchtailor.cli import ui
 from torchtailor.core.documents import plain
 from torchtailor.core.format import counted
@@ -29,7 +29,9 @@ _NAMES = 12  # variants of a plan that are listed
 _SAID = {
     EventKind.DASHBOARD: "Dask's dashboard: {text}",
     EventKind.UNPROTECTED: "warning: {text}",
+    EventKind.DISTRUSTED: "warning: {text}",
     EventKind.WORKER_JOINED: "worker {worker} is there",
+    EventKind.WORKER_SILENT: "{text}",
     EventKind.WORKER_REFUSED: "warning: worker {worker} is not used: {text}",
     EventKind.WORKER_LOST: "warning: worker {worker} is gone",
     EventKind.WORKER_SET_ASIDE: "warning: worker {worker} gets no more jobs: {text}",
@@ -193,10 +195,9 @@ def _running(labels: Iterable[str]) -> str:
 
 
 def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
-    from torchtailor.cli._build_output import show_nix_outputs, show_wheelhouses
+    from torchtailor.cli._build_output import show
 
-    show_wheelhouses(result.wheelhouses, result.variants_index)
-    show_nix_outputs(result.outputs)
+    show(result.lines())
     if quiet:
         return
     ran = len(result.outcomes)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
+from torchtailor.catalog.methods import SOURCE, WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 from torchtailor.core.errors import UsageError
@@ -67,10 +67,11 @@ def command(
     The official wheels are fetched, cut to one GPU and proven, and an index to install from is written.
     """
     from torchtailor.building.build import plan_build
+    from torchtailor.building.shown import result_lines
     from torchtailor.building.source.options import SourceOptions
     from torchtailor.building.wheel.options import WheelOptions
     from torchtailor.cli import ui
-    from torchtailor.cli._build_output import show_plan, show_result
+    from torchtailor.cli._build_output import show, show_plan
     from torchtailor.cli._progress import BuildDisplay
     from torchtailor.surgery.cut import Cut
     from torchtailor.tailoring.choices import with_choices
@@ -108,7 +109,7 @@ def command(
         ),
     }
     _check_method(via, given, cut)
-    if on is not None and via == SOURCE:
+    if on is not None and via in given:
         refuse_on_farms(_changed(given[via]))
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(
@@ -124,7 +125,6 @@ def command(
     if on is not None:
         _build_on(
             on,
-            via,
             planned.plan,
             store,
             objects,
@@ -140,7 +140,7 @@ def command(
         ui.print_json(f"build-{via}-plan", planned.plan.document)
         return
     if not json and (dry_run or not quiet):
-        show_plan(via, planned.plan, dry_run=dry_run)
+        show_plan(planned.plan, dry_run=dry_run)
     if dry_run:
         return
     with BuildDisplay(quiet=quiet, plain=plain) as display:
@@ -148,7 +148,7 @@ def command(
     if json:
         ui.print_json(f"build-{via}", result.document(planned.plan.unavailable))
     else:
-        show_result(via, result)
+        show(result_lines(result))
 
 
 # How options are written whose field has another name.
@@ -214,22 +214,25 @@ def refuse_of_others(method: str, names: Sequence[str], via: str) -> None:
 
 def _check_farm(on: str | None, via: str, *, store: str | None, shards: int | None, prove: bool, dry_run: bool) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
-    from torchtailor.building.farm.where import check_answers, check_room, chosen_store, parse_where
-    from torchtailor.catalog import load_catalog
-
     if on is None:
         if store is not None or shards or prove:
             raise UsageError(
                 "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
             )
         return
-    if shards and via != SOURCE:
+    from torchtailor.building.base import load_backend
+    from torchtailor.building.farm.where import check_answers, check_room, chosen_store, parse_where
+    from torchtailor.catalog import load_catalog
+
+    catalog = load_catalog()
+    has = load_backend(catalog.method(via)).on_farms
+    if has is None:
+        raise UsageError(f"The method {via} builds on one machine.", "Omit --on.")
+    if shards and not has.shards:
         raise UsageError("--shards is for --via source only.", "Add --via source, or omit it.")
-    if prove and via == SOURCE:
-        raise UsageError("A build from source is always proven.", "Omit --prove.")
-    if prove and via == NIX:
-        raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
-    where = parse_where(on, load_catalog())
+    if prove and has.proof:
+        raise UsageError(*has.proof)
+    where = parse_where(on, catalog)
     chosen_store(where, store)
     if dry_run:
         check_room(where)
@@ -239,7 +242,6 @@ def _check_farm(on: str | None, via: str, *, store: str | None, shards: int | No
 
 def _build_on(
     on: str,
-    via: str,
     plan: Any,
     store: str | None,
     objects: str | None,
@@ -271,8 +273,8 @@ def _build_on(
             show_farm_plan(farm)
         return
     if not json and not quiet:
-        show_plan(via, plan, dry_run=False)
-        if via != WHEEL:  # whose plan has named them
+        show_plan(farm.plan, dry_run=False)
+        if not farm.jobs.named:
             show_farm_variants(farm, ui.err())
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)

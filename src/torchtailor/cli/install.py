@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.catalog.methods import WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 
@@ -66,7 +65,7 @@ def command(
         ui.print_json("install-plan", planned.document)
         return
     if not json and (dry_run or not quiet):
-        show_plan(WHEEL, planned.build.plan, dry_run=dry_run)
+        show_plan(planned.build.plan, dry_run=dry_run)
     if dry_run:
         return
     with BuildDisplay(quiet=quiet, plain=plain) as display:

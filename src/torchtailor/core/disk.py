@@ -43,6 +43,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 _OF_BYTES = frozenset(("security.ima", "security.evm"))  # hashes of what a file holds
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NOT_PLAIN = "it is not a plain file"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -50,8 +51,8 @@ _RENAME_EXCHANGE = 2
 class DamagedFileError(CheckFailedError):
     """A file does not have the bytes that it had when it was checked."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is damaged: it does not have the SHA-256 that is listed for it.", "Build it again.")
+    def __init__(self, path: Path, why: str = "it does not have the SHA-256 that is listed for it") -> None:
+        super().__init__(f"{path} is damaged: {why}.", "Build it again.")
         self.path = path
 
 
@@ -158,8 +159,8 @@ def _is_special(path: Path) -> bool:
 def hash_file(file: Path | int, algorithm: str = "sha256") -> str:
     """The hash of a file, by path or open descriptor (whose position is left alone)."""
     if isinstance(file, Path):
-        with file.open("rb", buffering=0) as opened:
-            return hash_file(opened.fileno(), algorithm)
+        with plain_file(file, follow=True) as descriptor:
+            return hash_file(descriptor, algorithm)
     hasher = hashlib.new(algorithm)
     buffer = memoryview(bytearray(_CHUNK))
     position = 0
@@ -230,8 +231,8 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
     links), and again where its size or time is not what it was.
     """
     if descriptor is None:
-        with path.open("rb", buffering=0) as opened:
-            check_intact(path, sha256, opened.fileno())
+        with plain_file(path, follow=True) as opened:
+            check_intact(path, sha256, opened)
         return
     identity = _identity(descriptor)
     if not _intact.has(identity, sha256):
@@ -241,9 +242,9 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
 
 def hash_intact(path: Path) -> str:
     """The hash of a file that nobody changes from now on: `check_intact` does not read it again."""
-    with path.open("rb", buffering=0) as opened:
-        digest = hash_file(opened.fileno())
-        _intact.add(_identity(opened.fileno()), digest)
+    with plain_file(path, follow=True) as descriptor:
+        digest = hash_file(descriptor)
+        _intact.add(_identity(descriptor), digest)
     return digest
 
 
@@ -266,17 +267,21 @@ def is_intact(path: Path, sha256: str) -> bool:
 
 
 @contextmanager
-def plain_file(path: Path) -> Iterator[int]:
-    """Open a file that may come from elsewhere: a link, pipe, device or folder in its place is damage."""
+def plain_file(path: Path, *, follow: bool = False) -> Iterator[int]:
+    """Open a file that may come from elsewhere: a pipe, device or folder in its place is damage, and is not waited for.
+
+    So is a link, unless those are followed that users make among their own files.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, flags)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise DamagedFileError(path) from error
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link, a socket, a device that is not there
+            raise DamagedFileError(path, _NOT_PLAIN) from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DamagedFileError(path)
+            raise DamagedFileError(path, _NOT_PLAIN)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -409,12 +414,16 @@ def place_verified(source: Path, target: Path, sha256: str, *, link: bool = Fals
     """Put the bytes of a file at a second place, if they have this hash: a copy (shared where the file system can), or
     a hard link of a file that nobody changes."""
     if link:
-        with source.open("rb", buffering=0) as reader:
-            check_intact(source, sha256, reader.fileno())
+        with plain_file(source, follow=True) as descriptor:
+            check_intact(source, sha256, descriptor)
             link_or_copy(source, target)
-            if os.path.samestat(os.fstat(reader.fileno()), target.stat()):
+            if os.path.samestat(os.fstat(descriptor), target.stat()):
                 return
-    with source.open("rb") as reader, new_file(target, staging=staging) as writer:
+    with (
+        plain_file(source, follow=True) as descriptor,
+        os.fdopen(os.dup(descriptor), "rb") as reader,
+        new_file(target, staging=staging) as writer,
+    ):
         _copy_bytes(reader, writer)
         _check_hash(writer.fileno(), source, sha256)
 
@@ -638,6 +647,8 @@ def remove_locked(folder: Path) -> None:
 def remove_abandoned(parent: Path) -> None:
     """Remove the temporary files and folders that killed processes left in a folder: their locks are free."""
     for path in parent.glob(f"{_TEMPORARY}*"):
+        if path.is_symlink() or (path / _LOCK).is_symlink():
+            continue  # none of ours: it would lead to the files of somebody else
         if not path.is_dir() and path.suffix != _FILE:
             continue
         try:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+import secrets
 import shutil
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -63,6 +67,12 @@ _WRITABLE = frozenset(
 )
 _STORES = "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://..."
 
+_TURNS = ".turns"
+_TURN = 0.5  # seconds between two looks whether a turn is over
+_BEAT = 10.0  # seconds between two signs of life of who has a turn
+_SILENT = 60.0  # seconds without one until its process is taken for gone
+_OLD_TURNS = 20  # that are kept for who looked some time ago
+
 T = TypeVar("T")
 
 
@@ -96,6 +106,9 @@ class Store(Protocol):
 
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None: ...
 
+    def create(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> bool:
+        """The same where there is no such file; False where there is one, which stays."""
+
     def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
         """A file on this machine: where it lies, or downloaded to `target`, read-only; None where there is none.
 
@@ -107,7 +120,7 @@ class Store(Protocol):
     def files(self, folder: str) -> Iterable[StoredFile]: ...
 
     def lock(self) -> AbstractContextManager[None]:
-        """One writer at a time, where the store has locks; readers never wait."""
+        """One writer at a time; readers never wait."""
 
 
 def is_local(where: str) -> bool:
@@ -168,7 +181,11 @@ class FolderStore:
             raise EnvironmentProblem(f"{root} is not a folder.", f"Give another folder with {option}.")
 
     def read(self, path: str) -> bytes | None:
-        return self._reading(lambda: read_limited(self.root / path, Limit.PAGE))
+        def plain() -> bytes:
+            with plain_file(self.root / path) as descriptor:
+                return read_limited(descriptor, Limit.PAGE)
+
+        return self._reading(plain)
 
     def exists(self, path: str) -> bool:
         return (self.root / path).is_file()
@@ -192,6 +209,13 @@ class FolderStore:
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None:
         with self._writing(path) as place:
             write_atomically(place, content, staging=self.root)
+
+    def create(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> bool:
+        """Nobody else writes meanwhile: folders have locks."""
+        if (self.root / path).exists():
+            return False
+        self.put_bytes(content, path, content_type)
+        return True
 
     def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
         place = self.root / path
@@ -255,17 +279,18 @@ class FolderStore:
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[Path]:
-        """The place of a file, in a folder that is there; a folder of its name is damage, and goes."""
+        """The place of a file, in a folder that is there; what is there and is no plain file is damage, and goes."""
         place = self.root / path
         with disk_errors(self.root, unchanged=_KEPT):
             place.parent.mkdir(parents=True, exist_ok=True)
-            if place.is_dir() and not place.is_symlink():
-                _remove(place)
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(place.lstat().st_mode):
+                    _remove(place)
             yield place
 
 
 def _remove(path: Path) -> None:
-    """A file; or a folder of its name, which nobody but a damaged disk or a slip of the hand makes."""
+    """Whatever has this name; a folder is made by a damaged disk, a slip of the hand, or somebody who means harm."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -341,6 +366,18 @@ class RemoteStore:
 
         self._explained("written to", work)
 
+    def create(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> bool:
+        """By a conditional write; of a store that has none, the bytes are read again, and are those of the last one."""
+
+        def work() -> bool:
+            self._make_parent(path)
+            extra = {"ContentType": content_type} if self._s3 else {}
+            with suppress(FileExistsError):  # perhaps ours: an answer was lost, and it was sent again
+                self._system.pipe_file(self._at(path), content, mode="create", **extra)
+            return bool(self._system.cat_file(self._at(path)) == content)
+
+        return bool(self._explained("written to", work))
+
     def _put_folder_page(self, content: bytes, folder: str, content_type: str) -> None:
         """The same page under the folder's own name: S3 itself serves no index documents."""
         bucket, _, key = self._at(folder).partition("/")
@@ -375,8 +412,13 @@ class RemoteStore:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Object stores have no locks; a publisher reads its pages again and repeats a lost update."""
-        yield
+        """By turns: the next one is taken by who creates its file, which only one can, where the last one is over."""
+        turns = _Turns(self)
+        turns.take()
+        try:
+            yield
+        finally:
+            turns.end()
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -419,6 +461,66 @@ class RemoteStore:
         return NetworkError(
             f"{said}: {_reason(error)}.", "Check the URL, the network and its provider, and run the same command again."
         )
+
+
+class _Turns:
+    """Turns of writers to a store without locks: `.turns/000007` is the seventh, and is empty when it is over.
+
+    Who has a turn writes to its file again and again; if it does not change for a while, its process is gone, and the
+    next turn begins. No clock is compared with another machine's.
+    """
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store, self._token = store, secrets.token_hex(16)
+        self._number = 0
+        self._over = threading.Event()
+        self._beats: threading.Thread | None = None
+
+    def take(self) -> None:
+        seen: tuple[int, bytes] | None = None
+        since = time.monotonic()
+        while True:
+            last = max(self._numbers(), default=0)
+            content = self._store.read(_turn(last)) if last else None
+            if (last, content or b"") != seen:
+                seen, since = (last, content or b""), time.monotonic()
+            if not content or time.monotonic() - since > _SILENT:
+                self._number = last + 1
+                if self._store.create(self._content(0), _turn(self._number)):
+                    if max(self._numbers(), default=0) == self._number:
+                        break
+                    self._store.remove(_turn(self._number))  # that turn was long over, and its file removed
+            time.sleep(_TURN * random.uniform(0.5, 1.5))
+        for number in self._numbers():
+            if number < self._number - _OLD_TURNS:
+                self._store.remove(_turn(number))
+        self._beats = threading.Thread(target=self._beat, daemon=True)
+        self._beats.start()
+
+    def end(self) -> None:
+        self._over.set()
+        if self._beats:
+            self._beats.join()
+        with suppress(TorchtailorError):  # then the others wait a little
+            self._store.put_bytes(b"", _turn(self._number))
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._over.wait(_BEAT):
+            count += 1
+            with suppress(TorchtailorError):
+                self._store.put_bytes(self._content(count), _turn(self._number))
+
+    def _content(self, count: int) -> bytes:
+        return f"{self._token} {count}\n".encode()
+
+    def _numbers(self) -> list[int]:
+        names = (file.path.rpartition("/")[2] for file in self._store.files(_TURNS))
+        return [int(name) for name in names if name.isascii() and name.isdigit()]
+
+
+def _turn(number: int) -> str:
+    return f"{_TURNS}/{number:06}"
 
 
 def _patiently(work: Callable[[], T], pauses: Sequence[float]) -> T:

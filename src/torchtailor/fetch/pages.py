@@ -83,13 +83,17 @@ class WheelAddress:
     def key(self) -> str:
         """A name for its content, as far as that is known before the download."""
         known = self.best_hash
-        text = f"{known[0]}:{known[1]}" if known else f"url:{without_login(self.url)}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return content_key(*known) if known else content_key("url", without_login(self.url))
 
     @property
     def shown(self) -> str:
         """The URL without its password."""
         return redact(self.url)
+
+
+def content_key(algorithm: str, digest: str) -> str:
+    """The key of a file whose hash is known before the download."""
+    return hashlib.sha256(f"{algorithm}:{digest}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,12 @@ class DryStore:
     def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
         self._written[path] = content
 
+    def create(self, content: bytes, path: str, content_type: str = "") -> bool:
+        if self.exists(path):
+            return False
+        self.put_bytes(content, path, content_type)
+        return True
+
     def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
         return self._store.fetch_file(path, sha256, target) if self._store and path not in self._removed else None
 

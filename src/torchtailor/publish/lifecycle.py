@@ -37,9 +37,9 @@ from torchtailor.publish.places import FILES, TARGETS, stored_at
 from torchtailor.publish.publish import (
     Published,
     Say,
+    add_wheelhouses,
     find_wheelhouses,
     holds_changed_nvidia,
-    publish,
     put_pages,
     still_yanked,
 )
@@ -164,12 +164,11 @@ def list_index(store: Store) -> Listing:
 def publish_recorded(
     dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
 ) -> Published:
-    """Publish, and record the index as a generation that can be gone back to."""
+    """Publish, and record the index as a generation that can be gone back to; no other publisher comes in between."""
     find_wheelhouses(dist)  # before an index is made for nothing
     with store.lock():
         _record(store, "before recorded changes")
-    result = publish(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
-    with store.lock():
+        result = add_wheelhouses(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
         _record(store, f"publish {', '.join(result.targets)}")
     return result
 
@@ -378,10 +377,16 @@ def _record(store: Store, action: str) -> int | None:
         target: {project: tuple(file.row for file in files) for project, files in projects.items()}
         for target, projects in pages.items()
     }
-    recorded = _Recorded(number + 1, datetime.now(UTC), action, rows)
-    store.put_bytes(msgspec.json.encode(recorded) + b"\n", _place(number + 1), "application/json")
-    store.put_bytes(f"{number + 1}\n".encode(), f"{HISTORY}/last", "text/plain")
-    return number + 1
+    while True:
+        number += 1
+        recorded = _Recorded(number, datetime.now(UTC), action, rows)
+        if store.create(msgspec.json.encode(recorded) + b"\n", _place(number), "application/json"):
+            break
+        there = _read(store, number)  # of a publisher that was killed, or is not heard of any more
+        if there is not None and there.pages == pages:
+            break
+    store.put_bytes(f"{number}\n".encode(), f"{HISTORY}/last", "text/plain")
+    return number
 
 
 def _last(store: Store) -> int:

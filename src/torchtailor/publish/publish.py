@@ -92,15 +92,22 @@ def publish(
     dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
 ) -> Published:
     """Add the wheelhouses of a folder to a store; changed NVIDIA libraries are uploaded only with `nvidia_too`."""
-    work = _Publishing(store, nvidia_too or store.local, cache or Cache(), say or (lambda _: None))
-    wheelhouses = find_wheelhouses(dist)
+    find_wheelhouses(dist)  # before an index is made for nothing
     with store.lock():
-        for wheelhouse in wheelhouses:
-            work.add_wheelhouse(wheelhouse)
-        variants = dist / VARIANTS
-        if (variants / SIMPLE).is_dir():
-            work.add_variants(variants)
-        work.finish()
+        return add_wheelhouses(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
+
+
+def add_wheelhouses(
+    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
+) -> Published:
+    """The same in a store whose lock is held."""
+    work = _Publishing(store, nvidia_too or store.local, cache or Cache(), say or (lambda _: None))
+    for wheelhouse in find_wheelhouses(dist):
+        work.add_wheelhouse(wheelhouse)
+    variants = dist / VARIANTS
+    if (variants / SIMPLE).is_dir():
+        work.add_variants(variants)
+    work.finish()
     return work.result
 
 

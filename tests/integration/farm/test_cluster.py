@@ -24,9 +24,9 @@ from tests.unit.building.stack import fill
 from tests.unit.building.test_build import NAME, tree
 from tests.unit.fetch.serving import Site, serve
 from tests.waiting import LONG, processes_naming, wait_until
-from torchtailor.building.farm.drive import WorkerNews
-from torchtailor.building.farm.events import EventKind
 from torchtailor.building.farm.perform import WorkerSetup
+from torchtailor.building.graph.drive import WorkerNews
+from torchtailor.building.graph.events import EventKind
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 

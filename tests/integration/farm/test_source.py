@@ -19,9 +19,9 @@ from tests.integration.building.source.test_bundle import WITH_OPENMP
 from tests.integration.farm.clusters import DaskCluster, running
 from tests.waiting import wait_until
 from torchtailor.building.farm.build import FarmBuildResult, plan_farm, run_farm
-from torchtailor.building.farm.events import EventKind, FarmEvent
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.where import parse_where
+from torchtailor.building.graph.events import EventKind, FarmEvent
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.source.backend import SourcePlan
 from torchtailor.building.source.options import SourceOptions

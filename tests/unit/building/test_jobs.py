@@ -15,19 +15,18 @@ import pytest
 from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import NAME, tree
 from torchtailor.building.cutting import WheelCut
-from torchtailor.building.farm.jobs import gives_of
-from torchtailor.building.wheel.builder import cut_jobs, fetch_jobs, pack_of
+from torchtailor.building.graph.job import decode_job, encode_job
+from torchtailor.building.wheel.graph import wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel_jobs import (
     CutForGpus,
     FetchWheel,
-    Job,
     JobContext,
     PackedWheel,
     PackVariant,
+    ProveVariant,
+    WheelJob,
     cut_all,
-    decode_job,
-    encode_job,
     fetch_all,
     pack,
 )
@@ -47,13 +46,15 @@ def context(workshop: Workshop, root: Path) -> JobContext:
     return JobContext(workshop.catalog, cache, Downloader(finder.client, cache), root / "dist")
 
 
-def graph(workshop: Workshop, *names: str, options: WheelOptions | None = None) -> list[Job]:
+def graph(workshop: Workshop, *names: str, options: WheelOptions | None = None) -> list[WheelJob]:
     """The jobs of a build in an order in which they can run."""
-    plan = workshop.plan(*names, options=options)
-    return [*fetch_jobs(plan), *cut_jobs(plan, {}), *(pack_of(plan, variant) for variant in plan.plans)]
+    made = wheel_graph(workshop.plan(*names, options=options))
+    kinds = ("fetch", "cut", "pack")
+    ordered = sorted(made.jobs.values(), key=lambda job: kinds.index(job.kind))
+    return [job.job for job in ordered if isinstance(job.job, WheelJob)]
 
 
-def run_job(job: Job, here: JobContext) -> tuple[Fetched | WheelCut | Wheelhouse, ...]:
+def run_job(job: WheelJob, here: JobContext) -> tuple[Fetched | WheelCut | Wheelhouse, ...]:
     match job:
         case FetchWheel():
             return tuple(fetch_all([job], here).values())
@@ -61,6 +62,8 @@ def run_job(job: Job, here: JobContext) -> tuple[Fetched | WheelCut | Wheelhouse
             return cut_all(job, here)
         case PackVariant():
             return (pack(job, here),)
+        case ProveVariant():
+            raise AssertionError
 
 
 def test_running_decoded_jobs_elsewhere_gives_the_bytes_of_the_build(workshop: Workshop, tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_running_decoded_jobs_elsewhere_gives_the_bytes_of_the_build(workshop: W
     jobs = graph(workshop, "sm80-avx2", "sm90-avx512", options=options)
     sent = [encode_job(job) for job in jobs]
     elsewhere = context(workshop, tmp_path / "elsewhere")
-    results = [result for data in sent for result in run_job(decode_job(data), elsewhere)]
+    results = [result for data in sent for result in run_job(decode_job(data, WheelJob), elsewhere)]
     assert tree(tmp_path / "elsewhere" / "dist") == tree(workshop.out)
     assert [type(result) for result in results].count(WheelCut) == 12  # six wheels for two GPUs
     assert isinstance(results[-1], Wheelhouse) and results[-1].variant == NAME
@@ -80,17 +83,18 @@ def test_a_job_is_the_same_after_a_journey_as_json(workshop: Workshop, tmp_path:
     assert {type(job) for job in jobs} == {FetchWheel, CutForGpus, PackVariant}
     for job in jobs:
         data = encode_job(job)
-        again = decode_job(data)
+        again = decode_job(data, WheelJob)
         assert again == job
-        assert (gives_of(again), encode_job(again)) == (gives_of(job), data)
+        assert (again.gives, encode_job(again)) == (job.gives, data)
         assert str(tmp_path).encode() not in data
 
 
 def test_a_key_holds_what_decides_the_bytes_and_nothing_of_the_process() -> None:
     job = CutForGpus("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", ("9.0",), Cut(nvidia=True).for_job)
     code = (
-        "import sys; from torchtailor.building.wheel_jobs import decode_job; "
-        "print(decode_job(sys.stdin.buffer.read()).key_for('9.0'))"
+        "import sys; from torchtailor.building.graph.job import decode_job; "
+        "from torchtailor.building.wheel_jobs import CutForGpus; "
+        "print(decode_job(sys.stdin.buffer.read(), CutForGpus).key_for('9.0'))"
     )
     for seed in ("1", "2"):
         done = subprocess.run(
@@ -112,7 +116,7 @@ def test_a_cut_without_its_wheel_and_what_is_no_job(workshop: Workshop, tmp_path
         run_job(job, context(workshop, tmp_path))
     for data in (b"{", b"[]", b'{"type": "fly"}', encode_job(job)[:-9]):
         with pytest.raises(BadInputError, match="not a job of torchtailor"):
-            decode_job(data)
+            decode_job(data, WheelJob)
 
 
 def test_a_wheel_without_code_for_the_gpu_is_said_and_cut_only_once(

@@ -12,11 +12,11 @@ from tests.unit.building.conftest import Workshop
 from tests.unit.building.stack import TORCH_TAG, torch
 from tests.unit.fetch.packages import Package, html_index
 from torchtailor.building.choose import choose
-from torchtailor.building.farm.wheels import wheel_graph
-from torchtailor.building.wheel.builder import pack_of
+from torchtailor.building.graph.job import decode_job, encode_job
+from torchtailor.building.wheel.graph import pack_of, wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, VariantPlan
-from torchtailor.building.wheel_jobs import PackVariant, decode_job, encode_job
+from torchtailor.building.wheel_jobs import PackVariant
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.surgery.cut import Cut

@@ -13,7 +13,7 @@ import pytest
 from tests import machines
 from tests.unit.building.conftest import Workshop
 from torchtailor.building.choose import VariantChoice, choose
-from torchtailor.building.wheel.builder import describe_variant
+from torchtailor.building.wheel.graph import describe_variant
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment
 from torchtailor.catalog import Catalog

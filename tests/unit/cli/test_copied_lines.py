@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from torchtailor.advise import recommendation
+from torchtailor.building.wheel.builder import WheelBuildResult
 from torchtailor.cli import _build_output, doctor, main
 from torchtailor.tailoring.restore import RestoreResult
 from torchtailor.verification.doctor.examine import DoctorReport, Problem
@@ -59,5 +60,6 @@ def test_an_index_of_variants(shown: io.StringIO) -> None:
         path=Path("dist"), wheels=1, changed=0, input_bytes=1, output_bytes=1, pip_line="", uv_line="",
         torch_version="2.10.0+cu129", requirements=("torch==2.10.0",),
     )  # fmt: skip
-    _build_output.show_wheelhouses((wheelhouse,), Path("/a folder with a long name/dist/variants"))
+    result = WheelBuildResult((wheelhouse,), Path("/a folder with a long name/dist/variants"), 0, 0.0)
+    _build_output.show(result.lines())
     assert any("uv pip install" in line and "torch==2.10.0" in line for line in shown.getvalue().splitlines())

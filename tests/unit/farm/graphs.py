@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.building.farm.jobs import ProveVariant
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
+from torchtailor.building.wheel_jobs import ProveVariant
 
 
 class NamedJob(GraphJob):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.building.farm import derivations
-from torchtailor.building.farm.jobs import RealiseDerivation, gives_of
-from torchtailor.building.farm.store import JobRecord, MissingOutputError, open_farm_store
+from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.store import MissingOutputError, open_farm_store
+from torchtailor.building.nix import derivations
 from torchtailor.core.errors import EnvironmentProblem
 
 DERIVATION = f"/nix/store/{'a' * 32}-torch.drv"
-(KEY,) = gives_of(RealiseDerivation(DERIVATION))
+KEY = derivations.RealiseDerivation(DERIVATION).key
 
 
 @pytest.mark.parametrize("missing", [False, True])

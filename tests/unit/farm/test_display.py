@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from tests.unit.farm.graphs import graph
-from torchtailor.building.farm.events import EventKind, FarmEvent
-from torchtailor.building.farm.policy import THIS_PROCESS
+from torchtailor.building.graph.events import EventKind, FarmEvent
+from torchtailor.building.graph.policy import THIS_PROCESS
 from torchtailor.cli import _farm_output, ui
 
 

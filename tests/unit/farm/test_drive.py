@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.farm.graphs import NamedJob, graph, key
-from torchtailor.building.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
-from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
-from torchtailor.building.farm.graph import GraphJob, JobGraph
-from torchtailor.building.farm.policy import FarmWorker
-from torchtailor.building.farm.simulate import simulate
+from torchtailor.building.graph.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
+from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.policy import FarmWorker
+from torchtailor.building.graph.simulate import simulate
 from torchtailor.core.documents import plain
 from torchtailor.core.errors import EnvironmentProblem, ExitCode
 
@@ -22,6 +22,7 @@ from torchtailor.core.errors import EnvironmentProblem, ExitCode
 class Scripted:
     """An engine whose jobs end as a test says, in random order; it checks what the driver asks of it."""
 
+    known: tuple[FarmWorker, ...] = ()
     patience: float = 5.0
 
     def __init__(self, whole: JobGraph, workers: int, *, seed: int = 0, memory: int = 1 << 40, slots: int = 1) -> None:

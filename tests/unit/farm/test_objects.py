@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.building.farm.objects import why_unreachable
+from torchtailor.building.source.objects import why_unreachable
 
 
 @contextmanager

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from torchtailor.building.choose import choose
 from torchtailor.building.farm import compile as compiling
 from torchtailor.building.farm.compile import CompileBench, pack_tree
-from torchtailor.building.farm.drive import drive
-from torchtailor.building.farm.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource, own_rows
-from torchtailor.building.farm.policy import FarmWorker
-from torchtailor.building.farm.shards import of_part, part_of, shards
-from torchtailor.building.farm.simulate import SimulatedEngine, simulate
-from torchtailor.building.farm.sources import PlannedSource, SourceCosts, source_graph, source_job
+from torchtailor.building.farm.jobs import own_rows
 from torchtailor.building.farm.store import open_farm_store
+from torchtailor.building.graph.drive import drive
+from torchtailor.building.graph.policy import FarmWorker
+from torchtailor.building.graph.simulate import SimulatedEngine, simulate
 from torchtailor.building.source.ccache import remote_storage
 from torchtailor.building.source.folders import Folders
+from torchtailor.building.source.graph import PlannedSource, SourceCosts, source_graph, source_job
+from torchtailor.building.source.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource
 from torchtailor.building.source.options import SourceOptions, SourceRequest
 from torchtailor.building.source.plan import plan_matrix
+from torchtailor.building.source.shards import of_part, part_of, shards
 from torchtailor.building.source.tables import load_tables
 from torchtailor.building.source.tree import SourceOrigin, TorchSource, fetch
 from torchtailor.catalog import SOURCE, Catalog, load_catalog
@@ -98,9 +99,9 @@ def test_host_files_are_compiled_once_for_all_toolkits(catalog: Catalog) -> None
     assert sorted(map(sorted_parts, parts.values())) == sorted(
         [sorted_parts([cpu] * 2), sorted_parts([first, second] * 2), sorted_parts([first, second] * 2)]
     )
-    lead = {name for name, job in jobs.items() if job.job.part is CompilePart.HOST}  # type: ignore[union-attr]
+    lead = {name for name, job in jobs.items() if job.job.part is CompilePart.HOST}  # type: ignore[attr-defined]
     for job in jobs.values():
-        if job.job.part is CompilePart.TOOLKIT:  # type: ignore[union-attr]
+        if job.job.part is CompilePart.TOOLKIT:  # type: ignore[attr-defined]
             assert lead < set(job.needs)
     for job in plan.graph.jobs.values():
         if isinstance(job.job, LinkSource):

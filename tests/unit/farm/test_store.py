@@ -14,13 +14,8 @@ from typing import Any
 
 import pytest
 
-from torchtailor.building.farm.store import (
-    FarmStore,
-    JobRecord,
-    MissingOutputError,
-    open_farm_store,
-    unused_files,
-)
+from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store, unused_files
 from torchtailor.cli import main
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.core.store import FolderStore, RemoteStore, check_store, store_folder
@@ -131,7 +126,12 @@ def test_tokens_of_killed_runs_go_after_a_day(store: FarmStore, monkeypatch: pyt
     store.check_writable()
     assert store.read_text("tokens/old") == "x"  # perhaps of a run that goes on
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 90_000)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now + 1e6)  # a clock that is wrong, and not the store's
+        store.check_writable()
+    assert store.read_text("tokens/old") == "x"
+    monkeypatch.setattr("torchtailor.building.farm.store._DAY", 0.01)
+    time.sleep(0.05)
     store.check_writable()
     assert store.read_text("tokens/old") is None
 

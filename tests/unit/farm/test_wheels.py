@@ -17,17 +17,20 @@ from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import NAME, tree
 from torchtailor.building import wheel_jobs as jobs
 from torchtailor.building.cutting import WheelCut
-from torchtailor.building.farm import build, perform, space
+from torchtailor.building.farm import build, perform
 from torchtailor.building.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
-from torchtailor.building.farm.events import EventKind, FarmEvent
-from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
+from torchtailor.building.farm.jobs import FarmJob
 from torchtailor.building.farm.perform import Workbench, WorkerSetup
-from torchtailor.building.farm.wheels import wheel_graph
-from torchtailor.building.farm.where import parse_where
+from torchtailor.building.farm.where import PlaceKind, parse_where
+from torchtailor.building.graph.events import EventKind, FarmEvent
+from torchtailor.building.graph.job import decode_job, encode_job
 from torchtailor.building.ledger.ledger import Result
+from torchtailor.building.wheel import space
+from torchtailor.building.wheel.farmed import WheelJobs
+from torchtailor.building.wheel.graph import wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, WheelPlan
-from torchtailor.building.wheel_jobs import CutForGpus, JobContext, decode_job, encode_job
+from torchtailor.building.wheel_jobs import CutForGpus, JobContext
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.core.errors import EnvironmentProblem, ExitCode, ImpossibleError
 from torchtailor.fetch.locations import IndexLocation, LocationKind
@@ -125,7 +128,7 @@ def test_jobs_travel_as_json_and_name_no_place(farm: Farm, tmp_path: Path) -> No
         data = encode_job(job.job)
         again = decode_job(data, FarmJob)
         assert again == job.job
-        assert (needs_of(again), gives_of(again), encode_job(again)) == (job.needs, job.gives, data)
+        assert (again.needs, again.gives, encode_job(again)) == (job.needs, job.gives, data)
         assert str(tmp_path).encode() not in data
 
 
@@ -383,3 +386,29 @@ def test_a_proof_is_expected_to_take_as_long_as_its_bytes_do(farm: Farm) -> None
     ]
     assert 20 < proof.weight.seconds < 60
     assert wheel_plan.cost.seconds == pytest.approx(plan.simulated()[0].seconds)  # what the plan says before a run
+
+
+def test_the_expected_time_counts_the_line_the_store_and_the_workers(farm: Farm) -> None:
+    """Three gigabytes do not come faster because more workers ask for them."""
+    plan = farm.plan("sm90-avx512")
+    wheel_plan = plan.plan
+    assert isinstance(wheel_plan, WheelPlan)
+    (variant,) = wheel_plan.plans
+    wheels = tuple(replace(wheel, size=500_000_000, download=500_000_000) for wheel in variant.wheels)
+    large = replace(wheel_plan, plans=(replace(variant, wheels=wheels, output_size=1_000_000_000),))
+    cached = replace(large, plans=(replace(variant, wheels=tuple(replace(one, download=0) for one in wheels)),))
+    jobs = plan.jobs
+    assert isinstance(jobs, WheelJobs)
+
+    def seconds(workers: int, kind: PlaceKind, costed: WheelPlan = large, store: str = plan.store) -> float:
+        place = replace(jobs.place, here=not kind.is_remote, store=store)
+        on = replace(plan, where=replace(plan.where, kind=kind), finished=frozenset())
+        return replace(on, jobs=replace(jobs, plan=costed, place=place)).simulated_on(workers).seconds
+
+    process, local, cluster = PlaceKind.PROCESS, PlaceKind.LOCAL, PlaceKind.SCHEDULER
+    assert seconds(1, process) > seconds(8, process) > 3e9 / jobs.place.rates.fetch
+    assert seconds(8, local) > seconds(8, process)
+    assert seconds(8, cluster, store="s3://bucket/farm") > seconds(8, cluster) + 5  # collecting
+    assert seconds(128, cluster) > seconds(32, cluster)  # meeting
+    assert seconds(8, process, cached) < 60
+    assert seconds(8, cluster, cached) > 150  # other machines do not have this one's cache

@@ -17,14 +17,15 @@ import pytest
 from tests.catalogs import load_pinned
 from tests.unit.building.test_build import NAME
 from tests.unit.fetch.serving import Site
+from torchtailor.building.choose import choose
 from torchtailor.building.farm import address, perform, where
 from torchtailor.building.farm.build import FarmPlan
-from torchtailor.building.farm.events import JobOutcome
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.building.farm.graph import JobGraph
 from torchtailor.building.farm.where import PlaceKind, Where, parse_where
+from torchtailor.building.graph.events import JobOutcome
 from torchtailor.building.ledger.rates import Rates
-from torchtailor.building.source.backend import SourcePlan
+from torchtailor.building.planned_jobs import JobPlace
+from torchtailor.building.source.backend import SourceBackend
 from torchtailor.building.source.options import SourceOptions
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.catalog import load_catalog
@@ -521,9 +522,10 @@ def test_jobs_are_the_processes_of_a_job(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
 
     def processes(on: Where, jobs: int | None) -> int:
-        builder = SimpleNamespace(options=SourceOptions(jobs=jobs))
-        plan = SourcePlan(SimpleNamespace(), (builder,), tmp_path)  # type: ignore[arg-type]
-        return FarmPlan(plan, (), on, "store", "store", JobGraph(()), frozenset(), Rates()).processes
+        catalog, source = load_catalog(), f"https://example.org/pytorch.git@{'0' * 40}"
+        plan = SourceBackend(catalog, SourceOptions(source, jobs=jobs)).plan(choose(catalog, ["cpu-avx2"]), tmp_path)
+        farmed = plan.jobs_on(JobPlace(catalog, str(tmp_path), 1, here=True, rates=Rates()))
+        return FarmPlan(plan, farmed, on, "store", "store", frozenset()).processes
 
     here = parse_where("here", load_catalog())
     cluster = Where("rack", PlaceKind.CLUSTER, settings=FarmSettings(cluster="slurm", processes=4))

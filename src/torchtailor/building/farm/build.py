@@ -1,100 +1,90 @@
-"""A build of wheels on many machines: the plan with its cost, the run, and wheelhouses in their place."""
+"""A build on many machines: the plan with its cost, the run, and wheelhouses in their place."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 from msgspec import Meta, Struct
 
-from torchtailor.building.base import UnavailableVariant, unavailable_rows
-from torchtailor.building.farm.derivations import nix_graph, send_derivations, take
-from torchtailor.building.farm.drive import DriveResult, JobFailure, drive
-from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
-from torchtailor.building.farm.fingerprint import describe_worker
-from torchtailor.building.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.building.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
-from torchtailor.building.farm.objects import own_objects
+from torchtailor.building.base import BuildPlan, UnavailableVariant, unavailable_rows
+from torchtailor.building.farm.collect import check_collected
+from torchtailor.building.farm.jobs import own_rows
 from torchtailor.building.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
-from torchtailor.building.farm.simulate import Simulation, simulate
-from torchtailor.building.farm.sources import SourceCosts, source_graph, source_job
-from torchtailor.building.farm.space import DiskNeed, check_space, disk_needs
+from torchtailor.building.farm.records import KEY_VARIABLE, find_secret, need_secret
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.building.farm.wheels import wheel_graph, with_hashes
 from torchtailor.building.farm.where import PlaceKind, Where, chosen_store, started
-from torchtailor.building.ledger.ledger import Ledger, LedgerJob, Result, Running
-from torchtailor.building.ledger.rates import Rates, learned
-from torchtailor.building.nix.backend import NixPlan
+from torchtailor.building.graph.drive import DriveResult, JobFailure, drive
+from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.graph.graph import GraphCost, GraphJob, JobGraph
+from torchtailor.building.graph.simulate import Simulation, simulate
+from torchtailor.building.ledger.ledger import Ledger, LedgerJob, OpenAttempts, Result
+from torchtailor.building.ledger.rates import known_rates
+from torchtailor.building.nix.backend import output_lines
 from torchtailor.building.nix.builder import NixOutput
-from torchtailor.building.source.backend import SourcePlan
-from torchtailor.building.source.ccache import remote_storage
-from torchtailor.building.wheel.builder import configuration_of, pack_of, write_index_of
-from torchtailor.building.wheel.plan import VariantPlan, WheelPlan
-from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
+from torchtailor.building.planned_jobs import DiskNeed, FarmedPlan, FarmVariant, JobPlace, PlannedJobs
+from torchtailor.building.shown import Line, index_lines, wheelhouse_lines
+from torchtailor.building.wheel.space import check_space
+from torchtailor.building.wheel_jobs import PROVEN_LEVEL, FetchWheel, JobContext, PackVariant, ProveVariant
+from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
-from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
+from torchtailor.core.errors import (
+    BuildFailedError,
+    CheckFailedError,
+    EnvironmentProblem,
+    ExitCode,
+    TorchtailorError,
+    UsageError,
+)
+from torchtailor.core.format import counted
+from torchtailor.core.trust import is_file_name
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
 
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has
-_ATTEMPTS = 50  # of which rates are learned
 _LEAST_LIMIT = 3600.0  # seconds until a job is taken for hung
 _TIMES_EXPECTED = 10  # or so many times what it was expected to take
-
-
-@dataclass(frozen=True)
-class FarmVariant:
-    """A variant of a plan, and the output that is its wheelhouse."""
-
-    name: str
-    method: str
-    key: str  # empty where only some targets are built, which make no wheelhouse
-    options: Mapping[str, object]
-    configuration: Mapping[str, object]
-    derivation: str = ""  # of a build with Nix
 
 
 @dataclass(frozen=True)
 class FarmPlan:
     """The jobs of a build on a place, and what of them is in the store."""
 
-    plan: WheelPlan | SourcePlan | NixPlan
-    variants: tuple[FarmVariant, ...]
+    plan: BuildPlan
+    jobs: PlannedJobs
     where: Where
     store: str
     shown_store: str
-    graph: JobGraph
     finished: frozenset[str]
-    rates: Rates
-    objects: str = ""
     prove: bool = False
-    rows: str = ""  # a digest of the user's rows of the catalog
+
+    @property
+    def graph(self) -> JobGraph:
+        return self.jobs.graph
+
+    @property
+    def variants(self) -> tuple[FarmVariant, ...]:
+        return self.jobs.variants
 
     @property
     def disk(self) -> tuple[DiskNeed, ...]:
-        """What is written to each file system of this machine; unknown of other methods, which look for themselves."""
-        if not isinstance(self.plan, WheelPlan):
-            return ()
-        return disk_needs(self.plan, self.to_do.jobs, self.store, here=not self.where.kind.is_remote)
-
-    @property
-    def compiles(self) -> bool:
-        return isinstance(self.plan, SourcePlan)
+        """What is written to each file system of this machine, as far as the method says it."""
+        return self.jobs.disk(self.to_do.jobs)
 
     @property
     def processes(self) -> int:
         """Processes that one job may start: those of --jobs, of the place, or in this process what the machine has."""
-        if isinstance(self.plan, SourcePlan) and (given := self.plan.builders[0].options.jobs):
-            return given
+        if self.jobs.processes:
+            return self.jobs.processes
         return 0 if self.where.kind is PlaceKind.PROCESS else self.where.settings.processes
 
     @property
@@ -109,11 +99,7 @@ class FarmPlan:
     @property
     def download(self) -> int | None:
         """Bytes of wheels to fetch, less where a worker's cache has some; None where sizes are not known."""
-        if not isinstance(self.plan, WheelPlan):
-            return None
-        jobs = self.to_do.jobs
-        sizes = {file.key: file.size or 0 for file in self.plan.files if file.local_path is None}
-        return sum(size for key, size in sizes.items() if key in jobs)
+        return self.jobs.download(self.to_do.jobs)
 
     @property
     def cost(self) -> GraphCost:
@@ -126,14 +112,13 @@ class FarmPlan:
 
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
-        counts = sorted({self.where.workers, *_SHOWN_WORKERS})
-        return tuple(simulate(self._planned_for(workers), workers, finished=self.finished) for workers in counts)
+        return tuple(self.simulated_on(workers) for workers in sorted({self.where.workers, *_SHOWN_WORKERS}))
 
-    def _planned_for(self, workers: int) -> JobGraph:
-        """More workers cut in more pieces; the outputs are the same."""
-        if isinstance(self.plan, WheelPlan):
-            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove, rows=self.rows)
-        return self.graph
+    def simulated_on(self, workers: int) -> Simulation:
+        """The whole time of a run: workers are started and met, jobs run, wheelhouses are collected."""
+        jobs = simulate(self.jobs.graph_for(workers), workers, finished=self.finished)
+        start = self.where.kind.start_seconds(workers) if self.to_do.jobs else 0.0
+        return replace(jobs, seconds=start + jobs.seconds + self.jobs.collect_seconds)
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
         """Jobs in all and jobs to run, by kind."""
@@ -227,6 +212,11 @@ class FarmBuildResult:
     outputs: tuple[NixOutput, ...] = ()  # of a build with Nix, which has no wheelhouses
     proven: str | None = None  # the level that wheelhouses were proven at
 
+    def lines(self) -> Iterator[Line]:
+        yield from wheelhouse_lines(self.wheelhouses)
+        yield from index_lines(self.variants_index, next(iter(self.wheelhouses), None))
+        yield from output_lines(self.outputs)
+
     @property
     def downloaded(self) -> int:
         return sum(outcome.downloaded for _, outcome in self.outcomes.values())
@@ -297,7 +287,7 @@ class FarmBuildDocument(Struct):
 
 
 def plan_farm(
-    plan: WheelPlan | SourcePlan | NixPlan,
+    plan: BuildPlan,
     where: Where,
     *,
     catalog: Catalog | None = None,
@@ -312,79 +302,37 @@ def plan_farm(
     `objects` is where compiled files are shared, a folder of the store's disk where none is given; `shards` is how many
     each part of a build from source is compiled in, else by weight.
     """
-    if isinstance(plan, WheelPlan) and plan.options.cut.split:
-        raise UsageError(
-            "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
-            "Omit --on, or --split.",
-        )
-    chosen = chosen_store(where, store)
-    opened = open_farm_store(chosen)
-    try:
-        rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
-    except EnvironmentProblem:
-        rates = Rates()
-    shared = ""
-    catalog = catalog or load_catalog()
-    rows = own_rows(catalog)
-    if isinstance(plan, WheelPlan):
-        plan = with_hashes(plan)
-        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove, rows=rows)
-        variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
-    elif isinstance(plan, NixPlan):
-        graph, variants = _nix_jobs(catalog, plan, chosen)
-    elif isinstance(plan, SourcePlan):
-        shared = objects or where.settings.objects or own_objects(chosen)
-        remote_storage(shared)
-        graph, variants = _source_jobs(plan, shared, shards, rows)
-    else:
+    if not isinstance(plan, FarmedPlan):
         raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
-    finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove, rows)
-    return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
-
-
-def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
-    """The plan with the time of its jobs on this place, and with the disk that has the least room for them."""
-    seconds = simulate(farm.graph, farm.where.workers, finished=farm.finished).seconds
-    cost = replace(plan.cost, seconds=seconds)
-    if needs := farm.disk:
-        least = min(needs, key=lambda need: need.left)
-        cost = replace(cost, disk=least.size, disk_free=least.free)
-    return replace(farm, plan=replace(plan, cost=cost))
-
-
-def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
-    (key,) = gives_of(pack_of(plan, variant))
-    return FarmVariant(variant.name, WHEEL, key, plan.options.to_json(), configuration_of(variant))
-
-
-def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
-    made = nix_graph(catalog, plan, store)
-    variants = tuple(
-        FarmVariant(name, NIX, gives_of(RealiseDerivation(derivation))[0], {}, {}, derivation)
-        for name, derivation in made.derivations.items()
+    chosen = chosen_store(where, store)
+    # without a key, no record is this user's; a plan makes none
+    opened = open_farm_store(chosen, find_secret(chosen, where.settings.store_key) or secrets.token_hex())
+    catalog = catalog or load_catalog()
+    place = JobPlace(
+        catalog,
+        chosen,
+        where.workers,
+        here=not where.kind.is_remote,
+        rates=known_rates(ledger or Ledger()),
+        rows=own_rows(catalog),
+        objects=objects or where.settings.objects,
+        shards=shards,
+        prove=prove,
     )
-    return made.graph, variants
+    jobs = plan.jobs_on(place)
+    finished = _finished(jobs.graph, opened)
+    farm = FarmPlan(jobs.plan, jobs, where, chosen, opened.shown, finished, prove)
+    return replace(farm, plan=jobs.costed(farm.simulated_on(where.workers).seconds, farm.disk))
 
 
-def _source_jobs(
-    plan: SourcePlan, objects: str, shards: int | None, rows: str
-) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
-    first = plan.builders[0]
-    described = describe_worker()
-    made = source_graph(
-        plan.matrix.groups,
-        source_job(first.source),
-        first.options,
-        SourceCosts.of(first.tables.cost),
-        toolchain=f"{described['compiler']}, glibc {described['glibc']}",
-        objects=objects,
-        rows=rows,
-        wanted_shards=shards,
+def _finished(graph: JobGraph, store: FarmStore) -> frozenset[str]:
+    """What of a graph the store has; a proof of a wheelhouse that it does not have is of no use."""
+    there = store.finished(graph.makers)
+    return frozenset(
+        key
+        for key in there
+        if not isinstance(job := graph.jobs[graph.makers[key]].job, ProveVariant) or job.wheelhouse in there
     )
-    options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
-    variants = tuple(FarmVariant(name, SOURCE, key, options, {}) for name, key in made.results.items())
-    return made.graph, variants
 
 
 def run_farm(
@@ -396,12 +344,14 @@ def run_farm(
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
-    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache)
+    secret = need_secret(farm.store, farm.where.settings.store_key)
+    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.jobs.objects, farm.where.settings.cache, secret)
     run = _FarmRun(farm, setup, ledger or Ledger(), listen)
-    with run.attempts():
+    with run.attempts:
         if farm.to_do.jobs:
             run.store.check_writable()
         check_space(farm.disk)
+        run.say_distrusted()
         if farm.to_do.jobs or not run.placed_all():
             _drive(farm, setup, run)
         return run.end()
@@ -409,14 +359,13 @@ def run_farm(
 
 def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
     """Start workers and run the jobs; what the store loses meanwhile is made again."""
-    if isinstance(farm.plan, NixPlan):
-        send_derivations([variant.derivation for variant in farm.variants], farm.store)
-    with started(farm.where, setup, compiles=farm.compiles) as engine:
+    farm.jobs.send()
+    with started(farm.where, setup, compiles=farm.jobs.compiles) as engine:
         if engine.warning:
             run.hear(FarmEvent(EventKind.UNPROTECTED, 0.0, text=engine.warning))
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
-        finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
+        finished = farm.finished if farm.to_do.jobs else _finished(farm.graph, run.store)
         for _ in range(_ROUNDS):
             result = drive(
                 farm.graph,
@@ -425,12 +374,13 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _FarmRun) -> None:
                 listen=run.hear,
                 remake=run.store.forget,
                 lost=run.store.lost,
+                made=run.store.arrived,
                 limit=farm.limit_of,
             )
             run.note(result)
             if run.placed():
                 break
-            finished = run.store.finished(farm.graph.makers)
+            finished = _finished(farm.graph, run.store)
 
 
 @dataclass
@@ -444,7 +394,7 @@ class _FarmRun:
     name: str = field(default_factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
     def __post_init__(self) -> None:
-        self.store: FarmStore = open_farm_store(self.farm.store)
+        self.store: FarmStore = open_farm_store(self.farm.store, self.setup.secret)
         self._began = time.monotonic()
         self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
         self._failed: dict[str, JobFailure] = {}
@@ -452,18 +402,14 @@ class _FarmRun:
         self._refused: dict[str, str] = {}
         self._lost = 0
         self._already = 0
+        self._wrong: dict[str, str] = {}  # by variant, what was wrong with its output
+        jobs = [job.job for job in self.farm.graph.jobs.values()]
+        self._listed = {job.key: job.wheel.sha256 for job in jobs if isinstance(job, FetchWheel) and job.wheel.sha256}
+        self._proofs = {job.wheelhouse: job.gives[0] for job in jobs if isinstance(job, ProveVariant)}
         where = self.farm.where.name
-        self._attempts = {variant.name: _Attempt(self.ledger, variant, where) for variant in self.farm.variants}
-
-    @contextmanager
-    def attempts(self) -> Iterator[None]:
-        """Whatever ends the run early is what the ledger says of the variants that were not ready."""
-        try:
-            yield
-        except BaseException as error:
-            for attempt in self._attempts.values():
-                attempt.stopped(error)
-            raise
+        self.attempts = OpenAttempts(self.ledger)
+        for variant in self.farm.variants:
+            self.attempts.start(variant.name, variant.method, {**variant.options, "on": where}, variant.configuration)
 
     def hear(self, event: FarmEvent) -> None:
         if event.kind is EventKind.WORKER_LOST:
@@ -471,6 +417,16 @@ class _FarmRun:
         elif event.kind is EventKind.WORKER_REFUSED:
             self._refused[event.worker] = event.text
         self.listen(event)
+
+    def say_distrusted(self) -> None:
+        """Why jobs run whose outputs seem to be there."""
+        to_do = self.farm.to_do.jobs.values()
+        if count := len(self.store.distrusted(key for job in to_do for key in job.gives)):
+            text = (
+                f"{counted(count, 'output')} of the store {self.store.shown} without your signature: made again. "
+                f"Who shares a store shares a key ({KEY_VARIABLE})."
+            )
+            self.hear(FarmEvent(EventKind.DISTRUSTED, 0.0, text=text))
 
     def note(self, result: DriveResult) -> None:
         """Keep what became of the jobs, in the ledger too."""
@@ -554,29 +510,54 @@ class _FarmRun:
             maker = self.farm.graph.makers[keys[name]]
             if there := maker not in self._outcomes:
                 self._log_job(maker, JobOutcome(done=True), Result.FOUND)
-            self._attempts[name].done(found, in_store=there)
+            running = self.attempts.running[name]
+            running.found, running.output_bytes = there, found.output_bytes
+            running.input_bytes = found.input_bytes if isinstance(found, Wheelhouse) else None
+            self.attempts.end(name)
         return complete
 
     def _place(self, variant: FarmVariant) -> Wheelhouse | NixOutput:
         """Under the name that it was packed with: a source may have another version than its release."""
         out = self.farm.plan.out
-        if variant.derivation:
-            return take(variant.name, variant.derivation, out, self.farm.store, self.store)
-        name = str(self.store.need(variant.key).facts["variant"])
+        if taken := self.farm.jobs.take(variant, self.store):
+            return taken
+        record = self.store.need(variant.key)
+        name = str(record.facts.get("variant"))
+        if not is_file_name(name) or (not self.farm.jobs.compiles and name != variant.name):
+            self._refuse(variant, variant.key, "it is of another variant")
+        if (proof := self._proofs.get(variant.key)) and self.store.need(proof).inputs != {variant.key: record.digest}:
+            self._refuse(variant, proof, "its proof is of other files")
         earlier = "An earlier wheelhouse is unchanged."
         check_place(out / name)
+        job = self.farm.graph.jobs[self.farm.graph.makers[variant.key]].job
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
             restore_folder(variant.key, stage, self.store)
+            if why := check_collected(job, record, stage, self._listed):
+                self._refuse(variant, variant.key, why)
         return read_wheelhouse(out / name)
+
+    def _refuse(self, variant: FarmVariant, key: str, why: str) -> NoReturn:
+        """What is not as the plan demands is made again."""
+        self._wrong[variant.name] = why
+        self.store.forget(key)
+        raise MissingOutputError(key, self.store.shown)
 
     def end(self) -> FarmBuildResult:
         variants = {variant.name: variant for variant in self.farm.variants}
         for name, failure in self._failed.items():
-            self._attempts[name].failed(failure)
+            running, outcome = self.attempts.running[name], failure.outcome
+            running.stage, running.fix = failure.job.label, outcome.hint
+            running.failure, running.log = outcome.failure, outcome.log_path
+            self.attempts.end(name, BuildFailedError(outcome.error, outcome.hint))
         for name in variants.keys() - self._made.keys() - self._failed.keys():
             if not variants[name].key:
-                self._attempts[name].done(None)
+                self.attempts.end(name)
                 continue
+            if why := self._wrong.get(name):
+                raise CheckFailedError(
+                    f"What the store {self.store.shown} has of {name} is not what the plan demands: {why}.",
+                    "Find out who writes to the store and who its workers are; nothing of it was put into the output.",
+                )
             raise EnvironmentProblem(
                 f"The store {self.store.shown} loses what is written to it: the output of {name} is incomplete.",
                 "Check the store; run the same command to resume.",
@@ -585,7 +566,7 @@ class _FarmRun:
         return FarmBuildResult(
             wheelhouses=tuple(one for one in made if isinstance(one, Wheelhouse)),
             failed={name: self._failed[name] for name in variants if name in self._failed},
-            variants_index=self._variants_index(),
+            variants_index=self.farm.jobs.finish(self._made, self._restored),
             outcomes=self._outcomes,
             already=self._already,
             lost=self._lost,
@@ -595,51 +576,12 @@ class _FarmRun:
             proven=self.farm.proven,
         )
 
-    def _variants_index(self) -> Path | None:
-        plan = self.farm.plan
-        if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._made:
-            return None
-        bench = workbench(self.setup.here)
-        context = bench.context(plan.out)
-        packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
-        for _, job in packs:
+    def _restored(self, jobs: Sequence[PackVariant]) -> JobContext:
+        """What jobs have packed, official wheels too, in the cache of this machine."""
+        context = workbench(self.setup.here).context(self.farm.plan.out)
+        for job in jobs:
             restore_packed(job, context, self.store, stock=True)
-        return write_index_of(packs, context)
-
-
-class _Attempt:
-    """The attempt at one variant in the ledger, which ends when the variant does."""
-
-    def __init__(self, ledger: Ledger, variant: FarmVariant, where: str) -> None:
-        self._stack = ExitStack()
-        self._running: Running = self._stack.enter_context(
-            ledger.attempt(
-                variant.name,
-                variant.method,
-                options={**variant.options, "on": where},
-                configuration=variant.configuration,
-            )
-        )
-
-    def done(self, made: Wheelhouse | NixOutput | None, *, in_store: bool = False) -> None:
-        self._running.found = in_store
-        if isinstance(made, Wheelhouse):
-            self._running.input_bytes = made.input_bytes
-        if made is not None:
-            self._running.output_bytes = made.output_bytes
-        self._stack.close()
-
-    def stopped(self, error: BaseException) -> None:
-        """End it, unless it has ended, with the error that ended the run."""
-        with suppress(BaseException), self._stack:
-            raise error
-
-    def failed(self, failure: JobFailure) -> None:
-        outcome = failure.outcome
-        self._running.stage, self._running.fix = failure.job.label, outcome.hint
-        self._running.failure, self._running.log = outcome.failure, outcome.log_path
-        with suppress(BuildFailedError), self._stack:
-            raise BuildFailedError(outcome.error, outcome.hint)
+        return context
 
 
 def failure_of(result: FarmBuildResult) -> TorchtailorError | None:

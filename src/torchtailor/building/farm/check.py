@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from torchtailor.building.farm.drive import WorkerNews
-from torchtailor.building.farm.events import EventKind
 from torchtailor.building.farm.fingerprint import describe_worker
-from torchtailor.building.farm.objects import why_unreachable
 from torchtailor.building.farm.perform import WorkerSetup
-from torchtailor.building.farm.policy import THIS_PROCESS
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.where import PlaceKind, Where, check_answers, chosen_store, started
+from torchtailor.building.graph.drive import WorkerNews
+from torchtailor.building.graph.events import EventKind
+from torchtailor.building.graph.policy import THIS_PROCESS
 from torchtailor.building.source.ccache import remote_storage
+from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.format import human_seconds
 from torchtailor.core.urls import redact
 
@@ -68,7 +68,7 @@ def check_farm(
     opened.check_writable()
     if where.kind.is_remote:
         say(f"Waiting for a worker of {where.name}, {human_seconds(where.patience)} at most ...")
-    warning, workers = ("", _this_process(setup)) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
+    warning, workers = ("", _this_process(setup)) if where.kind is PlaceKind.PROCESS else _workers(where, setup, say)
     if warning:
         say(f"warning: {warning}")
     return FarmCheck(where.name, opened.shown, redact(shared), warning, workers)
@@ -80,7 +80,7 @@ def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
     return (WorkerCheck.of(THIS_PROCESS, not why, said, describe_worker()),)
 
 
-def _workers(where: Where, setup: WorkerSetup) -> tuple[str, tuple[WorkerCheck, ...]]:
+def _workers(where: Where, setup: WorkerSetup, say: Callable[[str], None]) -> tuple[str, tuple[WorkerCheck, ...]]:
     """Who else can use the place, and the first workers that come."""
     wanted = replace(where, workers=1) if where.kind is PlaceKind.CLUSTER else where
     with started(wanted, setup) as engine:
@@ -88,6 +88,9 @@ def _workers(where: Where, setup: WorkerSetup) -> tuple[str, tuple[WorkerCheck, 
         while not found and engine.time < where.patience:
             for news in engine.wait(1.0):
                 if not isinstance(news, WorkerNews) or not news.worker.helps:
+                    continue
+                if news.kind is EventKind.WORKER_SILENT:
+                    say(news.text)
                     continue
                 usable = news.kind is EventKind.WORKER_JOINED
                 facts = engine.facts.get(news.worker.name, {})

@@ -15,27 +15,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from torchtailor.building.farm.jobs import (
-    CompileShard,
-    ConfigureSource,
-    FetchSource,
-    LinkSource,
-    PackSource,
-    SourceSpec,
-    gives_of,
-    needs_of,
-)
-from torchtailor.building.farm.shards import compiled_files, of_part, shards
-from torchtailor.building.farm.store import FarmFile, FarmStore, JobRecord
+from torchtailor.building.farm.records import FarmFile, JobRecord
+from torchtailor.building.farm.store import FarmStore
 from torchtailor.building.farm.told import ToldProgress
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.source.attempt import BuildAttempt, Compiled, Workspace
 from torchtailor.building.source.bundling.bundle import Bundle
 from torchtailor.building.source.configuration import Configuration
 from torchtailor.building.source.folders import Folders
+from torchtailor.building.source.jobs import (
+    CompileShard,
+    ConfigureSource,
+    FetchSource,
+    LinkSource,
+    PackSource,
+    SourceSpec,
+)
 from torchtailor.building.source.options import SourceOptions, SourceRequest
 from torchtailor.building.source.output import SourceOutput
 from torchtailor.building.source.runner import SourceBuilder, of_tree
+from torchtailor.building.source.shards import compiled_files, of_part, shards
 from torchtailor.building.source.tables import FileKind
 from torchtailor.building.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, source_files
 from torchtailor.catalog import SOURCE, Capability, Catalog
@@ -99,7 +98,7 @@ def configure_source(job: ConfigureSource, bench: CompileBench) -> JobRecord:
 
 def compile_shard(job: CompileShard, bench: CompileBench) -> JobRecord:
     """The files of one shard, into the shared objects."""
-    configured = bench.store.need(needs_of(job)[1])
+    configured = bench.store.need(job.needs[1])
     files = of_part([(str(name), float(seconds)) for name, seconds in configured.facts["files"]], job.part)
     targets = tuple(name for name, _ in shards(files, job.of)[job.shard])
     if not targets:
@@ -130,7 +129,7 @@ def link_source(job: LinkSource, bench: CompileBench) -> JobRecord:
 
 def pack_source(job: PackSource, bench: CompileBench, out: Path) -> Path:
     """The folder of a variant's wheelhouse below `out`; it is proven."""
-    key = needs_of(job)[1]
+    key = job.needs[1]
     linked = bench.store.need(key)
     if not linked.files:
         raise BuildFailedError("Only some targets were built, which make no wheel.", "Omit --target.")
@@ -214,7 +213,7 @@ def _site(job: ConfigureSource | CompileShard | LinkSource, bench: CompileBench)
     request = _request(spec, bench, source=str(tarball), out=bench.work / "none")
     builder = SourceBuilder(bench.catalog, request, ledger=Ledger(bench.work / "farm.sqlite"))
     builder.source = replace(builder.source, commit=spec.commit)
-    builder.progress = ToldProgress(gives_of(job)[0])
+    builder.progress = ToldProgress(job.gives[0])
     builder.folders = replace(builder.folders, logs=builder.folders.logs / "farm")
     builder.folders.make()
     if builder.ccache is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import queue
@@ -11,7 +12,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +22,16 @@ import msgspec
 
 from torchtailor.building.farm import fingerprint
 from torchtailor.building.farm.address import unprotected
-from torchtailor.building.farm.drive import JobNews, JobProgress, WorkerNews
-from torchtailor.building.farm.events import EventKind, JobOutcome
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.building.farm.graph import GraphJob
-from torchtailor.building.farm.objects import why_unreachable
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
-from torchtailor.building.farm.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.told import TOPIC
-from torchtailor.building.wheel_jobs import encode_job
+from torchtailor.building.graph.drive import JobNews, JobProgress, WorkerNews
+from torchtailor.building.graph.events import EventKind, JobOutcome, decode_outcome
+from torchtailor.building.graph.graph import GraphJob
+from torchtailor.building.graph.job import encode_job
+from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
+from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
 
 try:
@@ -43,7 +46,8 @@ except ImportError as error:
     ) from error
 
 _LOOK = 0.5  # seconds between two looks at the workers
-_ANSWER = 30.0  # seconds for a worker to say what it is
+_ANSWER = 30.0  # seconds for a worker to answer before it is asked again
+_SHOWN = 200  # letters of what a worker says
 _REFUSED = 60.0  # seconds for another worker to come, where all that came were refused
 _RESOURCE = "MEMORY"  # of Dask, in bytes: other users of a cluster see what our jobs hold
 _CONFIGURE = (
@@ -61,6 +65,17 @@ class SchedulerLostError(NetworkError):
             f"The scheduler {address} does not answer any more.",
             "Finished jobs are in the store: run the same command to resume.",
         )
+
+
+@dataclass(frozen=True)
+class _Met:
+    """A worker that has said what it is, and why it may not be used."""
+
+    address: str
+    worker: FarmWorker
+    host: str = ""
+    why: str = ""
+    described: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DaskEngine:
@@ -94,6 +109,8 @@ class DaskEngine:
         self._workers: dict[str, FarmWorker] = {}  # by address
         self._names: dict[str, str] = {}  # address, by name
         self._refused: dict[str, str] = {}
+        self._meetings: dict[str, Future[None]] = {}  # by address, workers that are being asked
+        self._known: dict[str, FarmWorker] = {}  # by name, as the driver knows them
         self.facts: dict[str, Mapping[str, Any]] = {}  # what workers said they are, by name
         self._attempts = 0
         self._looked = 0.0
@@ -132,7 +149,7 @@ class DaskEngine:
         future.add_done_callback(lambda ended: self._queue.put((job.name, ended)))
 
     def _run_here(self, name: str, data: bytes) -> None:
-        outcome = msgspec.json.decode(perform_sent(data, self._encoded_here), type=JobOutcome)
+        outcome = decode_outcome(perform_sent(data, self._encoded_here))
         self._queue.put((name, outcome))
 
     def drop(self, name: str) -> None:
@@ -154,7 +171,16 @@ class DaskEngine:
         while not self._queue.empty():
             self._take(*self._queue.get())
         news, self._news = self._news, []
+        for item in news:
+            if isinstance(item, WorkerNews) and item.kind is EventKind.WORKER_JOINED:
+                self._known[item.worker.name] = item.worker
+            elif isinstance(item, WorkerNews) and item.kind is EventKind.WORKER_LOST:
+                self._known.pop(item.worker.name, None)
         return news
+
+    @property
+    def known(self) -> tuple[FarmWorker, ...]:
+        return tuple(self._known.values())
 
     @property
     def time(self) -> float:
@@ -188,8 +214,11 @@ class DaskEngine:
         self._queue.put((str(said.get("job")), JobProgress(str(said.get("job")), int(said.get("left", 0)))))
 
     def _take(self, name: str, future: Any) -> None:
-        if isinstance(future, JobProgress):
+        if isinstance(future, JobProgress | WorkerNews):
             self._news.append(future)
+            return
+        if isinstance(future, _Met):
+            self._welcome(future)
             return
         if isinstance(future, JobOutcome):  # of this process
             self._news.append(JobNews(name, future))
@@ -198,7 +227,7 @@ class DaskEngine:
             return  # dropped
         del self._futures[name]
         if future.status == "finished":
-            self._news.append(JobNews(name, msgspec.json.decode(future.result(), type=JobOutcome)))
+            self._news.append(JobNews(name, _outcome(future)))
         elif future.status == "error":
             problem = future.exception()
             if type(problem).__name__ in ("KilledWorker", "NoValidWorkerError"):
@@ -240,67 +269,87 @@ class DaskEngine:
             self._news.append(WorkerNews(worker, EventKind.WORKER_LOST))
         for address in [address for address in self._refused if address not in found]:
             del self._refused[address]
+        for address in [address for address in self._meetings if address not in found]:
+            self._meetings.pop(address).cancel()
         for address, facts in found.items():
-            if address not in self._workers and address not in self._refused:
-                self._meet(address, facts)
+            if not any(address in seen for seen in (self._workers, self._refused, self._meetings)):
+                self._begin_meeting(address, facts)
 
-    def _meet(self, address: str, facts: Mapping[str, Any]) -> None:
-        """Ask a new worker what it is, and use or refuse it."""
-        described = self._ask(address, describe_worker)
-        if not isinstance(described, dict):
-            return  # it went while it was asked, or will answer the next time
-        name = f"{described['host']}:{address.rpartition(':')[2]}"
-        self.facts[name] = described
+    def _begin_meeting(self, address: str, facts: Mapping[str, Any]) -> None:
+        """All new workers are asked side by side, in Dask's own thread; jobs go on meanwhile."""
+        if self._own is None:
+            self._own = Fingerprint.of(describe_worker(), compiles=self._compiles)
+        asking = self._meet(address, facts, self._own)
+        self._meetings[address] = asyncio.run_coroutine_threadsafe(asking, self._client.loop.asyncio_loop)
+
+    async def _meet(self, address: str, facts: Mapping[str, Any], own: Fingerprint) -> None:
+        """Ask a new worker what it is, and report whether it may be used."""
+        described = await self._ask(address, describe_worker)
+        try:
+            met = self._introduced(address, facts, described)
+            why = own.refusal(Fingerprint.of(described, compiles=self._compiles), met.host)
+        except (TypeError, KeyError, ValueError, AttributeError):  # an error of its own, or no torchtailor's answer
+            met, why = _Met(address, FarmWorker(address)), f"{address} does not say what it is: {_shown(described)}."
+        if not why:
+            why = await self._sees_store(address, met.host)
+        if not why and self._setup.objects:
+            why = await self._reaches_objects(address, met.host)
+        if not why:
+            await self._ask(address, _offer, _RESOURCE, met.worker.memory)
+        self._queue.put((address, replace(met, why=why)))
+
+    def _introduced(self, address: str, facts: Mapping[str, Any], described: Any) -> _Met:
         given: Mapping[str, float] = facts.get("resources") or {}  # by who started it
+        host = str(described["host"])
         worker = FarmWorker(
-            name,
+            f"{host}:{address.rpartition(':')[2]}",
             slots=int(facts.get("nthreads") or 1),
             memory=int(given.get(_RESOURCE) or facts.get("memory_limit") or described["memory"]),
             here=self._same_machine,
-            machine=described["machine"],
+            machine=str(described["machine"]),
         )
-        if self._own is None:
-            self._own = Fingerprint.of(describe_worker(), compiles=self._compiles)
-        why = self._own.refusal(Fingerprint.of(described, compiles=self._compiles), described["host"])
-        if not why:
-            why = self._sees_store(address, described["host"])
-        if not why and self._setup.objects:
-            why = self._reaches_objects(address, described["host"])
-        if why:
-            self._refused[address] = why
-            self._news.append(WorkerNews(worker, EventKind.WORKER_REFUSED, why))
+        return _Met(address, worker, host, described=described)
+
+    def _welcome(self, met: _Met) -> None:
+        """Use or refuse a worker that has answered."""
+        if self._meetings.pop(met.address, None) is None:
+            return  # it went meanwhile
+        self.facts[met.worker.name] = met.described
+        if met.why:
+            self._refused[met.address] = met.why
+            self._news.append(WorkerNews(met.worker, EventKind.WORKER_REFUSED, met.why))
             return
-        self._ask(address, _offer, _RESOURCE, worker.memory)
-        self._workers[address] = worker
-        self._names[name] = address
-        self._news.append(WorkerNews(worker, EventKind.WORKER_JOINED))
+        self._workers[met.address] = met.worker
+        self._names[met.worker.name] = met.address
+        self._news.append(WorkerNews(met.worker, EventKind.WORKER_JOINED))
 
-    def _ask(self, address: str, function: Callable[..., object], *given: object) -> Any:
-        """What a function returns on a worker, even one that is busy; None where it does not answer soon."""
-        try:
-            answers = self._client.sync(
-                self._client._run,
-                function,
-                *given,
-                workers=[address],
-                on_error="return",
-                callback_timeout=_ANSWER,
-            )
-        except (TimeoutError, OSError):
-            return None
-        return answers.get(address)
+    async def _ask(self, address: str, function: Callable[..., object], *given: object) -> Any:
+        """What a function returns or raises on a worker, even one that is busy; no answer is not a no, and one that is
+        late is asked again for as long as it is there."""
+        silent = False
+        while True:
+            question = self._client._run(function, *given, workers=[address], on_error="return")
+            with suppress(TimeoutError, OSError):
+                answers = await asyncio.wait_for(question, _ANSWER)
+                if address in answers and not isinstance(answers[address], TimeoutError | OSError):
+                    return answers[address]
+            if not silent:
+                silent = True
+                text = f"{address} has not answered yet; it is asked again."
+                self._queue.put((address, WorkerNews(FarmWorker(address), EventKind.WORKER_SILENT, text)))
+            await asyncio.sleep(_LOOK)
 
-    def _sees_store(self, address: str, host: str) -> str:
+    async def _sees_store(self, address: str, host: str) -> str:
         """A folder of this machine is another folder, or none, on another one."""
-        said = self._ask(address, _read_token, self._setup.store, self._token)
+        said = await self._ask(address, _read_token, self._setup.store, self._token)
         if said == self._token:
             return ""
-        reason = f": {said}" if said else "."
+        reason = f": {_shown(said)}" if said else "."
         return f"{host} does not see what is written to the store {self._store.shown}{reason}"
 
-    def _reaches_objects(self, address: str, host: str) -> str:
+    async def _reaches_objects(self, address: str, host: str) -> str:
         """A wrong address is said before anything is compiled twice; what is gone later only makes it slower."""
-        said = self._ask(address, why_unreachable, self._setup.objects)
+        said = await self._ask(address, why_unreachable, self._setup.objects)
         self._objects_seen = self._objects_seen or said == ""
         return "" if self._objects_seen or not isinstance(said, str) else f"On {host}, {said}"
 
@@ -310,8 +359,29 @@ class DaskEngine:
             self._client.unsubscribe_topic(TOPIC)
         for name in [*self._futures]:
             self.drop(name)
+        for meeting in self._meetings.values():
+            meeting.cancel()
         with suppress(TorchtailorError):
             self._store.remove_text(self._token)
+
+
+def _outcome(future: Any) -> JobOutcome:
+    """What a worker says came of its job; what is no such thing is a failure of the worker's."""
+    try:
+        return msgspec.json.decode(future.result(), type=JobOutcome)
+    except Exception as error:  # also of what cannot be unpickled
+        return JobOutcome(
+            done=False,
+            error_class=type(error).__name__,
+            error=f"The worker's answer cannot be read: {_shown(error)}.",
+            hint="`torchtailor farm check` says what the workers are.",
+            code=EnvironmentProblem.code,
+        )
+
+
+def _shown(said: object) -> str:
+    """What a worker said, in a line."""
+    return " ".join(str(said).split())[:_SHOWN].rstrip(".") or type(said).__name__
 
 
 def _end_process() -> None:

@@ -16,27 +16,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from torchtailor.building.cutting import WheelCut, cut_key, parse_gpu
-from torchtailor.building.farm.events import JobOutcome
-from torchtailor.building.farm.jobs import (
-    PROVEN_LEVEL,
-    CompileShard,
-    ConfigureSource,
-    FarmJob,
-    FetchSource,
-    LinkSource,
-    PackSource,
-    ProveVariant,
-    RealiseDerivation,
-    gives_of,
-)
-from torchtailor.building.farm.store import FarmFile, FarmStore, JobRecord, MissingOutputError, open_farm_store
+from torchtailor.building.farm.jobs import FarmJob, inputs_of
+from torchtailor.building.farm.records import FarmFile, JobRecord
+from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
+from torchtailor.building.graph.events import JobOutcome
+from torchtailor.building.graph.job import decode_job
+from torchtailor.building.nix.derivations import RealiseDerivation
+from torchtailor.building.source.jobs import CompileShard, ConfigureSource, FetchSource, LinkSource, PackSource
 from torchtailor.building.wheel_jobs import (
+    PROVEN_LEVEL,
     CutForGpus,
     FetchWheel,
     JobContext,
     PackVariant,
+    ProveVariant,
     cut_all,
-    decode_job,
     fetch_all,
     pack,
     packed_entries,
@@ -67,6 +61,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     processes: int = 1  # that one job may start; 0: as many as its machine has room for
     objects: str = ""  # ccache's remote storage
     cache: str = ""  # where it keeps what it has fetched; the machine's own cache folder where that is empty
+    secret: str = ""  # that signs the records of the store
     intact: str = ""  # a file of this machine: what one of its processes has read and found right, no other one reads
 
     @property
@@ -106,7 +101,8 @@ def workbench(setup: WorkerSetup) -> Workbench:
     catalog = _catalog(setup.user_file, cache)
     if setup.intact:
         share_intact(Path(setup.intact))
-    return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects, setup.store)
+    store = open_farm_store(setup.store, setup.secret)
+    return Workbench(store, catalog, cache, client, setup.processes, setup.objects, setup.store)
 
 
 def _catalog(text: str, cache: Cache) -> Catalog:
@@ -165,9 +161,9 @@ def _log_of(error: TorchtailorError) -> str:
 
 def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
     """Run a job; its outputs are in the store afterwards."""
-    missing = [key for key in gives_of(job) if bench.store.record(key) is None]
+    missing = [key for key in job.gives if bench.store.record(key) is None]
     if not missing:
-        return JobOutcome(done=True, cached=True, hits=len(gives_of(job)))
+        return JobOutcome(done=True, cached=True, hits=len(job.gives))
     match job:
         case FetchWheel():
             return _fetch(job, bench)
@@ -198,8 +194,7 @@ def _source(job: FetchSource | ConfigureSource | CompileShard | LinkSource, benc
             record = compiling.compile_shard(job, bench.compiling)
         case LinkSource():
             record = compiling.link_source(job, bench.compiling)
-    (key,) = gives_of(job)
-    _finish(bench, key, record, began)
+    _finish(bench, job, record, began)
     return JobOutcome(done=True, hits=int(record.facts.get("hits", 0)), misses=int(record.facts.get("misses", 0)))
 
 
@@ -209,16 +204,16 @@ def _pack_source(job: PackSource, bench: Workbench) -> JobOutcome:
     began = time.monotonic()
     with staging_folder(bench.cache.root) as staging:
         house = pack_source(job, bench.compiling, staging)
-        _finish(bench, gives_of(job)[0], JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
+        _finish(bench, job, JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
     return JobOutcome(done=True)
 
 
 def _realise(job: RealiseDerivation, bench: Workbench) -> JobOutcome:
-    from torchtailor.building.farm.derivations import realise
+    from torchtailor.building.nix.derivations import realise
 
     began = time.monotonic()
     record = realise(job, bench.place, bench.cache.root, cores=bench.processes or available_cores())
-    _finish(bench, gives_of(job)[0], record, began)
+    _finish(bench, job, record, began)
     return JobOutcome(done=True)
 
 
@@ -235,7 +230,7 @@ def _fetch(job: FetchWheel, bench: Workbench) -> JobOutcome:
     began = time.monotonic()
     fetched = fetch_all([job], bench.context(bench.cache.root))[job.wheel.url]
     file = bench.store.put(fetched.path, job.wheel.filename, fetched.sha256)
-    _finish(bench, job.key, JobRecord("fetch", (file,)), began)
+    _finish(bench, job, JobRecord("fetch", (file,)), began)
     return JobOutcome(done=True, downloaded=fetched.downloaded, hits=int(not fetched.downloaded))
 
 
@@ -243,12 +238,12 @@ def _cut(job: CutForGpus, bench: Workbench, missing: frozenset[str]) -> JobOutco
     """Those GPUs that the store does not have."""
     began = time.monotonic()
     context = bench.context(bench.cache.root)
-    sha256 = restore_wheel(job.source, context, bench.store)
+    sha256 = restore_wheel(job.source, job.filename, context, bench.store)
     left = msgspec.structs.replace(job, gpus=tuple(gpu for gpu in job.gpus if job.key_for(gpu) in missing))
     cuts = cut_all(left, context)
     for gpu in left.gpus:
         key = job.key_for(gpu)
-        _finish(bench, key, _cut_record(_made(job, gpu, sha256), context.cuts[key], bench), began)
+        _finish(bench, job, _cut_record(_made(job, gpu, sha256), context.cuts[key], bench), began, key)
     known = sum(cut.from_cache for cut in cuts) + len(job.gpus) - len(left.gpus)
     return JobOutcome(done=True, hits=known, misses=len(job.gpus) - known)
 
@@ -272,9 +267,8 @@ def _pack(job: PackVariant, bench: Workbench) -> JobOutcome:
         restore_packed(job, context, bench.store)
         known = {entry.filename: entry.sha256 for entry in packed_entries(job, context)}
         house = pack(job, context)
-        (key,) = gives_of(job)
         files = _stored(house.path, bench, known)
-        _finish(bench, key, JobRecord("pack", files, {"variant": job.description.variant}), began)
+        _finish(bench, job, JobRecord("pack", files, {"variant": job.description.variant}), began)
     return JobOutcome(done=True)
 
 
@@ -283,19 +277,28 @@ def restore_packed(job: PackVariant, context: JobContext, store: FarmStore, *, s
     made of."""
     for wheel in job.wheels:
         cut = job.cut_of(wheel)
-        sha256 = store.need(wheel.source).files[0].sha256
+        sha256 = _fetched(wheel.source, wheel.filename, store).sha256
         changed = cut is not None and _restore_cut(cut, sha256, context, store)
         if stock or not changed:
-            restore_wheel(wheel.source, context, store)
+            restore_wheel(wheel.source, wheel.filename, context, store)
         else:
             # only its name and hash are written into the manifest: the file itself need not be on this machine
             context.digests[wheel.source] = sha256
             context.fetched[sha256] = context.cache.root / "not-fetched" / wheel.filename
 
 
-def restore_wheel(key: str, context: JobContext, store: FarmStore) -> str:
+def _fetched(key: str, filename: str, store: FarmStore) -> FarmFile:
+    """A fetched wheel of the store; a record of another file is of no use."""
+    files = store.need(key).files
+    if [file.path for file in files] != [filename]:
+        store.forget(key)
+        raise MissingOutputError(key, store.shown)
+    return files[0]
+
+
+def restore_wheel(key: str, filename: str, context: JobContext, store: FarmStore) -> str:
     """Put a fetched wheel of the store into this machine's cache; its SHA-256."""
-    (file,) = store.need(key).files
+    file = _fetched(key, filename, store)
     if context.cache.find(file.sha256, file.path) is None:
         with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
             store.get(key, file, staging / file.path)
@@ -318,8 +321,7 @@ def _restore_cut(job: CutForGpus, sha256: str, context: JobContext, store: FarmS
 
     if not complete(place):
         with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
-            for file in record.files:
-                store.get(key, file, staging / "cut" / file.path)
+            store.get_all(key, [(file, staging / "cut" / file.path) for file in record.files], link=True)
             context.cache.put_made(made, staging / "cut", complete)
     return len(record.files) > 1  # beside what is known of it
 
@@ -338,9 +340,8 @@ def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
         raise CheckFailedError(
             f"The wheelhouse of {job.variant} is not what it should be. {reasons}", "Please report this."
         )
-    (key,) = gives_of(job)
     checks = {check.name: check.outcome.value for check in report.checks}
-    _finish(bench, key, JobRecord("prove", (), {"checks": checks}), began)
+    _finish(bench, job, JobRecord("prove", (), {"checks": checks}), began)
     return JobOutcome(done=True)
 
 
@@ -349,14 +350,19 @@ def restore_folder(key: str, folder: Path, store: FarmStore) -> Path:
     record = store.need(key)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        for file in record.files:
-            store.get(key, file, folder / file.path, link=file.path.endswith(".whl"))
+        store.get_all(key, [(file, folder / file.path) for file in record.files])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
 
 
-def _finish(bench: Workbench, key: str, record: JobRecord, began: float) -> None:
-    made = msgspec.structs.replace(record, worker=socket.gethostname(), seconds=round(time.monotonic() - began, 3))
-    bench.store.finish(key, made)
+def _finish(bench: Workbench, job: FarmJob, record: JobRecord, began: float, key: str = "") -> None:
+    """Say in the store that a job has made its output, or the one of several that has this key."""
+    made = msgspec.structs.replace(
+        record,
+        worker=socket.gethostname(),
+        seconds=round(time.monotonic() - began, 3),
+        inputs={needed: bench.store.need(needed).digest for needed in inputs_of(job)},
+    )
+    bench.store.finish(key or job.gives[0], made)

@@ -1,7 +1,8 @@
 """The store of a farm: the output of every finished job under its key, in a folder or a bucket.
 
 blobs/ab/abcd...      files by their SHA-256, written once
-records/ab/KEY        what a job gave: its files, by path and SHA-256; written last, so it names only whole files
+records/ab/KEY        what a job gave: its files, by path and SHA-256; written last, so it names only whole files, and
+                      signed (see `records`), so that nobody else's is believed
 tokens/NAME           by which a run finds out whether a worker sees the same store
 """
 
@@ -12,41 +13,21 @@ import secrets
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from torchtailor.building.farm.records import FarmFile, JobRecord, is_trusted, signed
 from torchtailor.core.disk import DamagedFileError, disk_errors, hash_file, place_verified
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.core.store import FolderStore, RemoteStore, open_store
-from torchtailor.core.trust import Limit, RelativePath, Sha256, Size, decode_json, is_sha256, read_limited
+from torchtailor.core.trust import Limit, decode_json, is_sha256, read_limited
 
 _OPTION = "--store"
 _DAY = 86_400.0  # seconds; a token that is older is of a run that was killed
+_LATE = (0.2, 1.0, 3.0)  # seconds until what was just written is looked for again
 _PARALLEL = 16  # questions at a time, of a bucket that answers in 50 ms
-
-
-class FarmFile(msgspec.Struct, frozen=True):
-    """A file of an output."""
-
-    path: RelativePath
-    sha256: Sha256
-    size: Size
-
-
-class JobRecord(msgspec.Struct, frozen=True):
-    """What a finished job gave."""
-
-    kind: str
-    files: tuple[FarmFile, ...]
-    facts: dict[str, Any] = {}
-    worker: str = ""
-    seconds: float = 0.0
-
-    def file(self, path: str) -> FarmFile:
-        return next(file for file in self.files if file.path == path)
 
 
 class MissingOutputError(EnvironmentProblem):
@@ -60,25 +41,31 @@ class MissingOutputError(EnvironmentProblem):
 class FarmStore:
     """Outputs by key; may be used by several threads."""
 
-    def __init__(self, files: FolderStore | RemoteStore) -> None:
-        self._files = files
+    def __init__(self, files: FolderStore | RemoteStore, secret: str = "") -> None:
+        """With a `secret`, records are signed with it, and only such count as there."""
+        self._files, self._secret = files, secret
         self.shown = files.shown
 
     # Outputs
 
     def record(self, key: str) -> JobRecord | None:
-        """What the job of this key gave; None where it has not finished."""
+        """What the job of this key gave; None where it has not finished, or where nobody who may has said so."""
         path = _record(key)
         try:
-            content = self._files.read(path)
-            record = None if content is None else decode_json(content, JobRecord, "A record of the store")
-        except BadInputError:
+            found = self._read(path)
+        except (BadInputError, DamagedFileError):
             self._files.remove(path)  # damaged: its job runs again
+            return None
+        if found is None or not is_trusted(found, key, self._secret):
             return None
         if isinstance(self._files, FolderStore):
             with suppress(OSError):
                 os.utime(self._files.root / path)  # it is in use: `cache prune` goes by that
-        return record
+        return found
+
+    def _read(self, path: str) -> JobRecord | None:
+        content = self._files.read(path)
+        return None if content is None else decode_json(content, JobRecord, "A record of the store")
 
     def need(self, key: str) -> JobRecord:
         """The same where the job must have finished."""
@@ -88,11 +75,37 @@ class FarmStore:
         return found
 
     def finished(self, keys: Iterable[str]) -> frozenset[str]:
-        """Which of these keys have an output here."""
+        """Which of these keys have an output here; changes nothing."""
+        return frozenset(key for key, trusted in self._asked(keys).items() if trusted)
+
+    def arrived(self, keys: Iterable[str]) -> frozenset[str]:
+        """The same of outputs that others say they have just written: a network disk may show them late."""
+        wanted = frozenset(keys)
+        there = self.finished(wanted)
+        for pause in _LATE:
+            if there == wanted:
+                break
+            time.sleep(pause)
+            there |= self.finished(wanted - there)
+        return there
+
+    def distrusted(self, keys: Iterable[str]) -> frozenset[str]:
+        """Which of these keys have a record here that is not believed."""
+        return frozenset(key for key, trusted in self._asked(keys).items() if trusted is False)
+
+    def _asked(self, keys: Iterable[str]) -> dict[str, bool | None]:
+        """By key, whether its record is believed; None where there is none, or a damaged one."""
+
+        def ask(key: str) -> bool | None:
+            try:
+                found = self._read(_record(key))
+            except (BadInputError, DamagedFileError):
+                return None
+            return None if found is None else is_trusted(found, key, self._secret)
+
         wanted = tuple(dict.fromkeys(keys))
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            there = pool.map(lambda key: self._files.exists(_record(key)), wanted)
-            return frozenset(key for key, found in zip(wanted, there, strict=True) if found)
+            return dict(zip(wanted, pool.map(ask, wanted), strict=True))
 
     def lost(self, keys: Iterable[str]) -> frozenset[str]:
         """Which of these keys have no output here, or one that is not whole."""
@@ -110,7 +123,8 @@ class FarmStore:
     def finish(self, key: str, record: JobRecord) -> None:
         """Say that a job has finished; its files must be here. Where another worker was quicker, its output stays."""
         if self.record(key) is None:
-            self._files.put_bytes(msgspec.json.encode(record, order="deterministic"), _record(key), "application/json")
+            content = msgspec.json.encode(signed(record, key, self._secret), order="deterministic")
+            self._files.put_bytes(content, _record(key), "application/json")
 
     def forget(self, key: str) -> None:
         """Remove an output whose files are lost or damaged."""
@@ -125,6 +139,18 @@ class FarmStore:
             self._files.put_file(source, _blob(file.sha256), file.sha256, link=True)
         return file
 
+    def get_all(self, key: str, files: Iterable[tuple[FarmFile, Path]], *, link: bool | None = None) -> None:
+        """Put files of an output at their places; all that are damaged are removed at once, so that they are made
+        again at once. Without `link`, only wheels are files that nobody changes."""
+        missing: MissingOutputError | None = None
+        for file, target in files:
+            try:
+                self.get(key, file, target, link=file.path.endswith(".whl") if link is None else link)
+            except MissingOutputError as error:
+                missing = error
+        if missing:
+            raise missing
+
     def get(self, key: str, file: FarmFile, target: Path, *, link: bool = True) -> None:
         """Put a file of an output at a place of this machine; it has its SHA-256, or the output is forgotten.
 
@@ -136,7 +162,7 @@ class FarmStore:
             if found is not None and found != target:
                 with disk_errors(target.parent, unchanged="Finished jobs are kept in the store."):
                     place_verified(found, target, file.sha256, link=link)
-            elif not link:
+            elif found is not None and not link:
                 target.chmod(0o644)
         except DamagedFileError:
             self._files.remove(_blob(file.sha256))
@@ -151,21 +177,23 @@ class FarmStore:
         """Say that a store cannot be used before workers are started for it; old tokens are removed."""
         name = f"tokens/{secrets.token_hex(8)}"
         try:
-            with self._files.lock():
+            with self._files.lock() if self._files.local else nullcontext():
                 self.put_text(name, name)
+                self._remove_old_tokens(name)
                 self.remove_text(name)
-                self._remove_old_tokens()
         except EnvironmentProblem as error:
             reason = error.message.rpartition(": ")[2].rstrip(".")
             raise EnvironmentProblem(
                 f"The store {self.shown} cannot be written: {reason}.", "Give another folder or bucket with --store."
             ) from error
 
-    def _remove_old_tokens(self) -> None:
+    def _remove_old_tokens(self, newest: str) -> None:
+        """By the clock of the store: that of this machine may be a day ahead of it."""
         with suppress(NetworkError):
-            for token in self._files.files("tokens"):
-                if token.stored is not None and token.stored < time.time() - _DAY:
-                    self._files.remove(token.path)
+            times = {token.path: token.stored for token in self._files.files("tokens") if token.stored is not None}
+            for path, stored in times.items():
+                if newest in times and stored < times[newest] - _DAY:
+                    self._files.remove(path)
 
     def put_text(self, name: str, text: str) -> None:
         self._files.put_bytes(text.encode("utf-8", "replace"), name)
@@ -178,9 +206,9 @@ class FarmStore:
         self._files.remove(name)
 
 
-def open_farm_store(where: str) -> FarmStore:
+def open_farm_store(where: str, secret: str = "") -> FarmStore:
     """The store of `--store`."""
-    return FarmStore(open_store(where, _OPTION))
+    return FarmStore(open_store(where, _OPTION), secret)
 
 
 def _blob(sha256: str) -> str:

@@ -19,8 +19,11 @@ import msgspec
 from torchtailor.advise.host.capacity import capacity
 from torchtailor.advise.host.probe import LiveProbe
 from torchtailor.building.farm.address import check_address, has_tls, reach
-from torchtailor.building.farm.drive import Engine
-from torchtailor.building.farm.perform import WorkerSetup
+from torchtailor.building.farm.perform import WorkerSetup, perform_sent
+from torchtailor.building.graph.drive import Engine
+from torchtailor.building.graph.events import decode_outcome
+from torchtailor.building.graph.here import Here
+from torchtailor.building.graph.job import encode_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings
@@ -34,6 +37,9 @@ HERE = "here"
 _LOCAL = "local"
 _EXPECTED = 8  # workers of a cluster that is not configured: into how many pieces work is cut
 _CONNECT = 15.0  # seconds for a scheduler to answer
+_MEETING = 2.0  # seconds until a cluster answers and the first workers have been asked
+_MET = 0.02  # seconds more for each worker: they are asked side by side
+_IMPORT = 2.5  # seconds of a core until a new worker can answer
 _PER_CORE = 4  # processes that may share a core: some of them wait for disks and networks
 _WORKER_MEMORY = 200_000_000  # of a worker that does nothing
 _WRITE = "Write --on local:2, --on tcp://HOST:PORT, or --on NAME of a [farm.NAME] section."
@@ -63,6 +69,17 @@ class PlaceKind(Enum):
     def is_remote(self) -> bool:
         """Whether jobs run on other machines than this one, as far as anybody knows."""
         return self in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
+
+    def start_seconds(self, workers: int) -> float:
+        """Until workers are there and have said what they are; those of a queue come when they come.
+
+        Processes of this machine import torchtailor and Dask, as many at a time as there are cores.
+        """
+        if self is PlaceKind.PROCESS:
+            return 0.0
+        if self.is_remote:
+            return _MEETING + workers * _MET
+        return _MEETING + _IMPORT * max(1.0, workers / available_cores())
 
 
 # A queue may be long; the workers of a running scheduler should be there, or come back soon.
@@ -205,12 +222,12 @@ def check_answers(where: Where) -> None:
 def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iterator[ClosingEngine]:
     """The engine of a place; what was started for it ends with the block."""
     if where.kind is PlaceKind.PROCESS:
-        from torchtailor.building.farm.objects import why_unreachable
-        from torchtailor.building.farm.process import InProcess
+        from torchtailor.building.source.objects import why_unreachable
 
         if compiles and (why := why_unreachable(setup.objects)):
             raise NetworkError(f"{why[0].upper()}{why[1:]}", "Start it, or give another place with --objects.")
-        yield InProcess(setup)
+        encoded = msgspec.json.encode(setup)  # the same JSON that a cluster's workers get
+        yield Here(lambda jobs: decode_outcome(perform_sent(encode_job(jobs[0].job), encoded)))
         return
     from torchtailor.building.farm.daskengine import DaskEngine, quiet_dask
 

@@ -11,8 +11,8 @@ import platform
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -164,6 +164,9 @@ class LedgerJob:
     ended: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
+_JOB_COLUMNS = tuple(field.name for field in fields(LedgerJob))
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerJobs:
     """Jobs of builds on many machines."""
@@ -215,49 +218,17 @@ class Ledger:
 
     def add_job(self, job: LedgerJob) -> None:
         """Note a job that has ended."""
+        row = {name: getattr(job, name) for name in _JOB_COLUMNS} | {
+            "result": job.result.value,
+            "variants": " ".join(job.variants),
+            "ended": job.ended.isoformat(timespec="seconds"),
+        }
         with self._connect() as connection:
-            connection.execute(
-                "INSERT INTO job (run, key, label, worker, ended, duration, result, hits, misses, error, fix, failure,"
-                " log, variants) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    job.run,
-                    job.key,
-                    job.label,
-                    job.worker,
-                    job.ended.isoformat(timespec="seconds"),
-                    job.duration,
-                    job.result.value,
-                    job.hits,
-                    job.misses,
-                    job.error,
-                    job.fix,
-                    job.failure,
-                    job.log,
-                    " ".join(job.variants),
-                ),
-            )
+            connection.execute(_insert("job", row), row)
 
     def jobs(self, *, variant: str | None = None, limit: int | None = None) -> tuple[LedgerJob, ...]:
         """Jobs in the order they ended, for the variants of a name or glob or for all; the last `limit` of them."""
-        return tuple(
-            LedgerJob(
-                run=row["run"],
-                key=row["key"],
-                label=row["label"],
-                worker=row["worker"],
-                duration=row["duration"],
-                result=Result(row["result"]),
-                hits=row["hits"],
-                misses=row["misses"],
-                error=row["error"],
-                fix=row["fix"],
-                failure=row["failure"],
-                log=row["log"],
-                variants=tuple(row["variants"].split()),
-                ended=datetime.fromisoformat(row["ended"]),
-            )
-            for row in self._rows("job", "variants", variant, limit)
-        )
+        return tuple(_job(row) for row in self._rows("job", "variants", variant, limit))
 
     def _rows(self, table: str, column: str, variant: str | None, limit: int | None) -> list[sqlite3.Row]:
         """The last rows of a table, of which a column has names of variants."""
@@ -281,60 +252,45 @@ class Ledger:
         configuration: Mapping[str, object],
         host: str,
     ) -> Running:
+        row = {
+            "variant": variant,
+            "method": method,
+            "options": _json(options),
+            "configuration": _json(configuration),
+            "host": host,
+            "pid": os.getpid(),
+            "boot": _boot_id(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "result": Result.RUNNING.value,
+        }
         with self._connect() as connection:
-            cursor = connection.execute(
-                "INSERT INTO attempt (variant, method, options, configuration, host, pid, boot, started, result)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    variant,
-                    method,
-                    json.dumps(options, default=str, sort_keys=True),
-                    json.dumps(configuration, default=str, sort_keys=True),
-                    host,
-                    os.getpid(),
-                    _boot_id(),
-                    datetime.now(UTC).isoformat(timespec="seconds"),
-                    Result.RUNNING.value,
-                ),
-            )
+            cursor = connection.execute(_insert("attempt", row), row)
         assert cursor.lastrowid is not None
         return Running(cursor.lastrowid, dict(configuration))
 
     def note(self, running: Running) -> None:
         """Save the state of an attempt in progress, in case it is killed."""
-        with self._connect() as connection:
-            connection.execute(
-                "UPDATE attempt SET stage = ?, configuration = ?, log = ?, percent = ? WHERE id = ?",
-                (
-                    running.stage,
-                    json.dumps(running.configuration, default=str, sort_keys=True),
-                    running.log,
-                    running.percent,
-                    running.number,
-                ),
-            )
+        self._update(running.number, **_state(running))
 
     def _end(self, running: Running, seconds: float, result: Result, *, error_class: str = "", error: str = "") -> None:
-        with suppress(EnvironmentProblem), self._connect() as connection:
-            connection.execute(
-                "UPDATE attempt SET duration = ?, result = ?, error_class = ?, error = ?, fix = ?, stage = ?,"
-                " configuration = ?, input_bytes = ?, output_bytes = ?, log = ?, percent = ?, failure = ? WHERE id = ?",
-                (
-                    seconds,
-                    result.value,
-                    error_class,
-                    error,
-                    running.fix,
-                    running.stage,
-                    json.dumps(running.configuration, default=str, sort_keys=True),
-                    running.input_bytes,
-                    running.output_bytes,
-                    running.log,
-                    running.percent,
-                    running.failure,
-                    running.number,
-                ),
+        with suppress(EnvironmentProblem):
+            self._update(
+                running.number,
+                **_state(running),
+                duration=seconds,
+                result=result.value,
+                error_class=error_class,
+                error=error,
+                fix=running.fix,
+                input_bytes=running.input_bytes,
+                output_bytes=running.output_bytes,
+                failure=running.failure,
             )
+
+    def _update(self, number: int, **values: object) -> None:
+        columns = ", ".join(f"{name} = :{name}" for name in values)
+        with self._connect() as connection:
+            connection.execute(f"UPDATE attempt SET {columns} WHERE id = :number", {**values, "number": number})
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
@@ -354,6 +310,35 @@ class Ledger:
             ) from error
 
 
+class OpenAttempts:
+    """Attempts at several variants, each of which ends when its variant does; an error that ends the block ends all."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._ends: dict[str, ExitStack] = {}
+        self.running: dict[str, Running] = {}
+
+    def start(
+        self, variant: str, method: str, options: Mapping[str, object], configuration: Mapping[str, object]
+    ) -> None:
+        self._ends[variant] = ExitStack()
+        attempt = self._ledger.attempt(variant, method, options=options, configuration=configuration)
+        self.running[variant] = self._ends[variant].enter_context(attempt)
+
+    def end(self, variant: str, error: BaseException | None = None) -> None:
+        """End an attempt, unless it has ended; with an error where it failed."""
+        with suppress(type(error)) if error else nullcontext(), self._ends.pop(variant, ExitStack()):
+            if error:
+                raise error
+
+    def __enter__(self) -> OpenAttempts:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for variant in [*self._ends]:
+            self.end(variant, error)
+
+
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > _SCHEMA_VERSION:
@@ -369,30 +354,45 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
 
+def _state(running: Running) -> dict[str, object]:
+    """What is known of an attempt before it ends."""
+    return {
+        "stage": running.stage,
+        "configuration": _json(running.configuration),
+        "log": running.log,
+        "percent": running.percent,
+    }
+
+
+def _json(values: Mapping[str, object]) -> str:
+    return json.dumps(values, default=str, sort_keys=True)
+
+
+def _insert(table: str, row: Mapping[str, object]) -> str:
+    return f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+
+
 def _attempt(row: sqlite3.Row) -> Attempt:
     result = Result(row["result"])
     if result is Result.RUNNING and not _alive(row["host"], row["pid"], row["boot"]):
         result = Result.KILLED
-    return Attempt(
-        number=row["id"],
-        variant=row["variant"],
-        method=row["method"],
-        options=json.loads(row["options"]),
-        configuration=json.loads(row["configuration"]),
-        host=row["host"],
-        started=datetime.fromisoformat(row["started"]),
-        duration=row["duration"],
-        result=result,
-        error_class=row["error_class"],
-        error=row["error"],
-        fix=row["fix"],
-        stage=row["stage"],
-        input_bytes=row["input_bytes"],
-        output_bytes=row["output_bytes"],
-        log=row["log"],
-        percent=row["percent"],
-        failure=row["failure"],
-    )
+    read = {
+        "number": row["id"],
+        "result": result,
+        "options": json.loads(row["options"]),
+        "configuration": json.loads(row["configuration"]),
+        "started": datetime.fromisoformat(row["started"]),
+    }
+    return Attempt(**{field.name: row[field.name] for field in fields(Attempt) if field.name not in read}, **read)
+
+
+def _job(row: sqlite3.Row) -> LedgerJob:
+    read = {
+        "result": Result(row["result"]),
+        "variants": tuple(row["variants"].split()),
+        "ended": datetime.fromisoformat(row["ended"]),
+    }
+    return LedgerJob(**{name: row[name] for name in _JOB_COLUMNS} | read)
 
 
 def _alive(host: str, pid: int, boot: str) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchtailor.building.ledger.ledger import Attempt, Result
+from torchtailor.building.ledger.ledger import Attempt, Ledger, Result
 from torchtailor.catalog.methods import WHEEL
+from torchtailor.core.errors import EnvironmentProblem
 
 FETCH_KEY, CUT_KEY = "fetched_per_second", "cut_per_second"
+_ATTEMPTS = 50  # of which they are learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,14 @@ class Rates:
 
     fetch: float = 20e6
     cut: float = 40e6
+
+
+def known_rates(ledger: Ledger) -> Rates:
+    """The rates of the last builds; the defaults where the ledger cannot be used."""
+    try:
+        return learned(ledger.attempts(limit=_ATTEMPTS))
+    except EnvironmentProblem:
+        return Rates()
 
 
 def learned(attempts: Iterable[Attempt]) -> Rates:

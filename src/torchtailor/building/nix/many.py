@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, field
 
+from torchtailor.building.graph.here import run_each
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.building.nix.builder import NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, NixJobDocument, default_cores, nix_job
@@ -137,8 +138,7 @@ def build_recipes(
             done(result)
         return result
 
-    with ThreadPoolExecutor(max_workers=plan.parallel) as pool:
-        return tuple(pool.map(build, plan.jobs))
+    return run_each((partial(build, job) for job in plan.jobs), at_a_time=plan.parallel)
 
 
 def copy_to_cache(paths: Sequence[str], cache: str, *, derivation: bool = False) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
+from torchtailor.building.base import OnFarms, Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.building.choose import VariantChoice
+from torchtailor.building.graph.here import run_each
 from torchtailor.building.ledger.ledger import Ledger
+from torchtailor.building.shown import Shown
 from torchtailor.building.source.options import SourceOptions, SourceRequest
 from torchtailor.building.source.plan import MatrixPlan, MatrixPlanDocument, plan_matrix
 from torchtailor.building.source.runner import (
@@ -23,6 +25,7 @@ from torchtailor.building.source.runner import (
     SourceBuilder,
     SourceBuildRow,
 )
+from torchtailor.building.source.shown import source_build_lines, source_plan_lines
 from torchtailor.building.source.tables import load_tables
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.variants import Variant
@@ -30,6 +33,9 @@ from torchtailor.core.documents import Seconds, document
 from torchtailor.core.format import counted, human_seconds
 from torchtailor.core.progress import Progress
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+if TYPE_CHECKING:
+    from torchtailor.building.planned_jobs import JobPlace, PlannedJobs
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,15 @@ class SourcePlan:
     def places(self) -> tuple[Path, ...]:
         made = (builder for builder in self.builders if not builder.options.targets)
         return tuple(self.out / variant.unique_name for builder in made for variant in builder.variants)
+
+    def lines(self, *, dry_run: bool) -> Iterator[Shown]:
+        return source_plan_lines(self, dry_run=dry_run)
+
+    def jobs_on(self, place: JobPlace) -> PlannedJobs:
+        """The jobs of this plan on many machines."""
+        from torchtailor.building.source.graph import source_jobs_on
+
+        return source_jobs_on(self, place)
 
     @property
     def cost_text(self) -> str:
@@ -91,6 +106,9 @@ class SourceBuildResult:
     def wheelhouses(self) -> tuple[Wheelhouse, ...]:
         return tuple(wheelhouse for build in self.builds for wheelhouse in build.wheelhouses)
 
+    def lines(self) -> Iterator[Shown]:
+        return (line for build in self.builds for line in source_build_lines(build))
+
     def document(self, unavailable: Unavailable) -> SourceBuildDocument:
         return document(SourceBuildDocument, self, unavailable=unavailable_rows(unavailable))
 
@@ -107,6 +125,9 @@ class SourceBackend:
     """Builds variants from source."""
 
     options_type: ClassVar[type[SourceOptions]] = SourceOptions
+    on_farms: ClassVar[OnFarms | None] = OnFarms(
+        shards=True, proof=("A build from source is always proven.", "Omit --prove.")
+    )
     glob_release: str | None = None
 
     def __init__(self, catalog: Catalog, options: SourceOptions, *, ledger: Ledger | None = None) -> None:
@@ -121,8 +142,11 @@ class SourceBackend:
 
     def run(self, plan: SourcePlan, progress: Progress) -> SourceBuildResult:
         began = time.monotonic()
-        builds = []
-        for builder in plan.builders:
-            builds.append(builder.build(progress))
-            progress.stage(f"{builds[-1].variant} is built; its log is {builds[-1].log}")
-        return SourceBuildResult(tuple(builds), round(time.monotonic() - began, 2))
+        builds = run_each(partial(_build, builder, progress) for builder in plan.builders)
+        return SourceBuildResult(builds, round(time.monotonic() - began, 2))
+
+
+def _build(builder: SourceBuilder, progress: Progress) -> SourceBuild:
+    build = builder.build(progress)
+    progress.stage(f"{build.variant} is built; its log is {build.log}")
+    return build

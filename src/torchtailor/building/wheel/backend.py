@@ -6,28 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from torchtailor.building.base import OnFarms
 from torchtailor.building.choose import VariantChoice
 from torchtailor.building.ledger.ledger import Ledger
-from torchtailor.building.ledger.rates import Rates, learned
+from torchtailor.building.ledger.rates import known_rates
 from torchtailor.building.wheel.builder import WheelBuildResult, run_plan
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Planner, WheelPlan
 from torchtailor.building.wheel_jobs import JobContext
 from torchtailor.catalog import Catalog
-from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.progress import Progress
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.settings import read_settings
 
-_ATTEMPTS = 50  # of which the rates are learned
-
 
 class WheelBackend:
     """Builds variants from official wheels."""
 
     options_type: ClassVar[type[WheelOptions]] = WheelOptions
+    on_farms: ClassVar[OnFarms | None] = OnFarms()
     glob_release: str | None = None
 
     def __init__(
@@ -38,11 +37,7 @@ class WheelBackend:
         self._finder = finder or make_finder(options)
 
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> WheelPlan:
-        try:
-            rates = learned(self._ledger.attempts(limit=_ATTEMPTS))
-        except EnvironmentProblem:
-            rates = Rates()
-        return Planner(self._catalog, self._finder, self._options, rates).plan(choices, out)
+        return Planner(self._catalog, self._finder, self._options, known_rates(self._ledger)).plan(choices, out)
 
     def run(self, plan: WheelPlan, progress: Progress) -> WheelBuildResult:
         plan.check()

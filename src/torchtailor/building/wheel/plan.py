@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.building.choose import VariantChoice
 from torchtailor.building.ledger.rates import Rates
+from torchtailor.building.shown import Line, Rows, Shown
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Capability, Catalog, Fit
 from torchtailor.catalog.variants import Variant, coverage
@@ -31,6 +32,9 @@ from torchtailor.fetch.resolve import Resolved, resolve
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import TorchChoice, choose_cuda_torch, choose_torch, closure_requirements
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS_FOLDER
+
+if TYPE_CHECKING:
+    from torchtailor.building.planned_jobs import JobPlace, PlannedJobs
 
 # About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.
 HOST_SHARE = 0.25
@@ -112,6 +116,12 @@ class PlannedWheel:
     @property
     def name(self) -> str:
         return str(self.file.name)
+
+    @property
+    def download_text(self) -> str:
+        if not self.download:
+            return "cached"
+        return human_bytes(self.download) + (" (rest)" if self.download < self.size else "")
 
     @property
     def document(self) -> PlannedWheelDocument:
@@ -231,6 +241,35 @@ class WheelPlan:
             seconds=round(self.cost.seconds, 1),
             unavailable=unavailable_rows(self.unavailable),
         )
+
+    def lines(self, *, dry_run: bool) -> Iterator[Shown]:
+        """Each variant with what it gives, the wheels of the first, and the cost; on stderr also in a dry run."""
+        for item in self.plans:
+            variant = item.variant
+            release = f"PyTorch {variant.release.version} ({item.label}), Python {variant.python}, {variant.arch}"
+            yield Line(f"{item.name}: {release}")
+            others = (f"Needs another build method: {text}" for text in item.other_methods)
+            for text in (*item.notes, item.gives, *others):
+                yield Line(f"  {text}")
+        rows = [
+            (
+                wheel.name,
+                str(wheel.file.version),
+                human_bytes(wheel.size),
+                wheel.download_text,
+                wheel.treatment.value,
+                wheel.file.source.origin,
+            )
+            for wheel in self.plans[0].wheels
+        ]
+        yield Rows(("wheel", "version", "size", "download", "treatment", "from"), rows)
+        yield Line(self.cost_text)
+
+    def jobs_on(self, place: JobPlace) -> PlannedJobs:
+        """The jobs of this plan on many machines."""
+        from torchtailor.building.wheel.farmed import wheel_jobs_on
+
+        return wheel_jobs_on(self, place)
 
     def check(self) -> None:
         """Refuse before anything is downloaded where the disk is too small."""

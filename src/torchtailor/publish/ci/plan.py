@@ -20,10 +20,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from torchtailor.building.choose import choose
-from torchtailor.building.farm.derivations import binary_cache
-from torchtailor.building.farm.objects import own_objects
 from torchtailor.building.farm.where import HERE, Where, parse_where
+from torchtailor.building.nix.derivations import binary_cache
 from torchtailor.building.source.ccache import remote_storage
+from torchtailor.building.source.objects import own_objects
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.methods import WorkflowNeeds

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from torchtailor.building.base import Unavailable, UnavailableVariant, unavailable_rows
+from torchtailor.building.base import OnFarms, Unavailable, UnavailableVariant, unavailable_rows
 from torchtailor.building.choose import VariantChoice
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.catalog import Catalog
@@ -57,6 +57,7 @@ class ToyDocument(Struct):
 
 class ToyBackend:
     options_type: ClassVar[type[ToyOptions]] = ToyOptions
+    on_farms: ClassVar[OnFarms | None] = None
     glob_release: str | None = None
 
     def __init__(self, catalog: Catalog, options: ToyOptions, *, ledger: Ledger | None = None) -> None:

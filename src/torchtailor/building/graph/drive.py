@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from torchtailor.building.farm.events import EventKind, FarmEvent, JobOutcome
-from torchtailor.building.farm.graph import GraphJob, JobGraph
-from torchtailor.building.farm.policy import FarmWorker, WorkerLoad, place
+from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.policy import FarmWorker, WorkerLoad, place
 from torchtailor.core.errors import EnvironmentProblem, ExitCode
 from torchtailor.core.format import human_seconds
 
@@ -69,6 +69,10 @@ class Engine(Protocol):
 
     def wait(self, timeout: float) -> Sequence[WorkerNews | JobNews | JobProgress]:
         """What has happened since; waits for something to happen, but not longer than this."""
+
+    @property
+    def known(self) -> Sequence[FarmWorker]:
+        """Workers that `wait` has reported and that have not gone since: those of an earlier run of the engine."""
 
     @property
     def time(self) -> float:
@@ -129,14 +133,16 @@ def drive(
     listen: Callable[[FarmEvent], None] = lambda _: None,
     remake: Callable[[str], None] = lambda _: None,
     lost: Callable[[Iterable[str]], AbstractSet[str]] = lambda _: frozenset(),
+    made: Callable[[Iterable[str]], AbstractSet[str]] = frozenset,
     limit: Callable[[GraphJob], float] = lambda _: math.inf,
 ) -> DriveResult:
     """Run all jobs whose outputs are not `finished`.
 
-    `remake` is told the key of an output that turned out missing, and `lost` says which of some others are missing too.
-    A job of which nothing was heard for `limit` seconds is taken for hung.
+    `remake` is told the key of an output that turned out missing, and `lost` says which of some others are missing too;
+    `made` says which outputs of a job that was done are there. A job of which nothing was heard for `limit` seconds is
+    taken for hung.
     """
-    return _Driver(graph, engine, finished, listen, remake, lost, limit).run()
+    return _Driver(graph, engine, finished, listen, remake, lost, made, limit).run()
 
 
 class _Driver:
@@ -148,19 +154,24 @@ class _Driver:
         listen: Callable[[FarmEvent], None],
         remake: Callable[[str], None],
         lost: Callable[[Iterable[str]], AbstractSet[str]],
+        made: Callable[[Iterable[str]], AbstractSet[str]],
         limit: Callable[[GraphJob], float],
     ) -> None:
         self._graph, self._engine, self._listen, self._remake = graph, engine, listen, remake
-        self._limit, self._lost_of = limit, lost
+        self._limit, self._lost_of, self._made_of = limit, lost, made
         self._finished = set(finished)
         self._to_do = set(graph.to_do(finished))
         self._state = _State()
         self._ready: set[str] = set()
         self._changed = True  # other than by a job that is done
         self._refused: dict[str, str] = {}
+        self._silent: dict[str, str] = {}
         self._came = False  # whether any worker has
         self._idle_since: float | None = None
         self._said_idle = -math.inf
+        for worker in engine.known:
+            self._state.loads[worker.name] = WorkerLoad(worker)
+            self._came = self._came or worker.helps
 
     def run(self) -> DriveResult:
         began = self._engine.time
@@ -200,7 +211,7 @@ class _Driver:
 
     def _nobody(self, stuck: str, usable: Sequence[FarmWorker], idle: float) -> EnvironmentProblem:
         """Why a run ends for want of workers."""
-        reasons = " ".join(dict.fromkeys(self._refused.values()))
+        reasons = " ".join(dict.fromkeys((self._refused or self._silent).values()))
         job = self._graph.jobs[stuck]
         needs = f" '{job.label}' needs one of {job.machine}." if job.machine and usable else ""
         if needs or reasons:
@@ -288,6 +299,8 @@ class _Driver:
             self._state.made.pop(name, None)
         elif news.kind is EventKind.WORKER_REFUSED:
             self._refused[name] = news.text
+        elif news.kind is EventKind.WORKER_SILENT:
+            self._silent[name] = news.text
         self._say(news.kind, "", name, news.text)
         if news.kind is EventKind.WORKER_LOST:
             for job in [job for job, worker in self._state.running.items() if worker == name]:
@@ -340,14 +353,28 @@ class _Driver:
             return
         changed = self._changed
         worker = self._release(news.name)
-        self._changed = changed or not news.outcome.done  # what is done changes only what waits for it
-        outcome = msgspec.structs.replace(news.outcome, worker=worker)
+        outcome = msgspec.structs.replace(self._believed(news.name, news.outcome), worker=worker)
+        self._changed = changed or not outcome.done  # what is done changes only what waits for it
         if outcome.done:
             self._done(news.name, worker, outcome)
         elif outcome.missing:
             self._make_again(news.name, worker, outcome)
         else:
             self._failed(news.name, worker, outcome)
+
+    def _believed(self, name: str, outcome: JobOutcome) -> JobOutcome:
+        """What a worker says it has done must be there: one that writes elsewhere, or nothing, has not done it."""
+        gives = self._graph.jobs[name].gives
+        if not outcome.done or self._made_of(gives) >= {*gives}:
+            return outcome
+        return JobOutcome(
+            done=False,
+            seconds=outcome.seconds,
+            error_class="NotDone",
+            error="Its worker says that it is done, and the store has no such output.",
+            hint="`torchtailor farm check` says what the workers are, and whether they see the store.",
+            code=ExitCode.ENVIRONMENT,
+        )
 
     def _done(self, name: str, worker: str, outcome: JobOutcome) -> None:
         state = self._state

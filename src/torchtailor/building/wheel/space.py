@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.building.planned_jobs import DiskNeed
 from torchtailor.building.wheel.plan import WheelPlan
 from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, existing_parent
 from torchtailor.core.errors import EnvironmentProblem
@@ -17,19 +17,6 @@ from torchtailor.core.format import human_bytes
 from torchtailor.core.store import store_folder
 
 _SPARE = 500_000_000
-
-
-@dataclass(frozen=True)
-class DiskNeed:
-    """What is written to one file system, and what is free there."""
-
-    place: Path
-    size: int
-    free: int
-
-    @property
-    def left(self) -> int:
-        return self.free - self.size
 
 
 def disk_needs(plan: WheelPlan, to_run: Collection[str], store: str, *, here: bool) -> tuple[DiskNeed, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from torchtailor.building.farm.jobs import CompilePart
+from torchtailor.building.source.jobs import CompilePart
 from torchtailor.building.source.tables import FileKind
 
 # Targets of CMake whose files include Python's headers, and those that only builds with CUDA have. All others compile

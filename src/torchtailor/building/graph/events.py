@@ -27,13 +27,20 @@ class JobOutcome(msgspec.Struct, frozen=True):
     log_path: str = ""  # of the whole log, on the worker
 
 
+def decode_outcome(data: bytes) -> JobOutcome:
+    """What a worker sent back."""
+    return msgspec.json.decode(data, type=JobOutcome)
+
+
 class EventKind(Enum):
     """What happened."""
 
     DASHBOARD = "dashboard"  # the cluster has a page of its own
     UNPROTECTED = "unprotected"  # others can use the cluster
+    DISTRUSTED = "outputs-distrusted"  # the store has outputs that somebody else wrote
     WORKER_JOINED = "worker-joined"
     WORKER_REFUSED = "worker-refused"
+    WORKER_SILENT = "worker-silent"  # it has not answered yet
     WORKER_LOST = "worker-lost"
     WORKER_SET_ASIDE = "worker-set-aside"
     WAITING = "waiting-for-workers"  # nobody can run what is left; `seconds` until the run ends for that

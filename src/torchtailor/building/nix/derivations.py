@@ -6,6 +6,7 @@ A worker takes the derivation and its inputs from the binary cache, builds it, a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +15,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.building.farm.jobs import RealiseDerivation, gives_of
-from torchtailor.building.farm.store import FarmStore, JobRecord, MissingOutputError
+import msgspec
+
+from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.store import FarmStore, MissingOutputError
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.nix.backend import NixPlan
 from torchtailor.building.nix.builder import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.building.nix.job import NixJob, plan_nix
 from torchtailor.building.nix.many import copy_to_cache
-from torchtailor.catalog import Catalog
+from torchtailor.building.planned_jobs import FarmVariant, JobPlace, PlannedJobs
+from torchtailor.catalog import NIX, Catalog
 from torchtailor.core.disk import staging_folder
 from torchtailor.core.errors import TorchtailorError, UsageError
 from torchtailor.nix.blueprint import GIGABYTES_PER_JOB
@@ -38,12 +42,39 @@ _BUILT = re.compile(r"^\s+(/\S+\.drv)$", re.MULTILINE)
 _FRESH = ("--option", "narinfo-cache-negative-ttl", "0")
 
 
-@dataclass(frozen=True)
-class NixGraph:
-    """The jobs of a plan, and by variant the derivation that is its result."""
+class RealiseDerivation(msgspec.Struct, frozen=True, tag="nix"):
+    """Build one derivation with Nix; what it gives is in the binary cache of the store."""
 
-    graph: JobGraph
+    derivation: str  # its path in the Nix store, which is made of all that decides its output
+    after: tuple[str, ...] = ()  # the keys of derivations that it needs and that have to be built
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(f"nix\n{self.derivation}".encode()).hexdigest()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.after
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (self.key,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NixJobs(PlannedJobs):
+    """The jobs of a build with Nix, and by variant the derivation that is its result."""
+
     derivations: Mapping[str, str]
+    store: str
+
+    def send(self) -> None:
+        """Put derivations, with all that they refer to, where workers find them."""
+        if derivations := [*self.derivations.values()]:
+            copy_to_cache(derivations, binary_cache(self.store), derivation=True)
+
+    def take(self, variant: FarmVariant, store: FarmStore) -> NixOutput:
+        return take(variant.name, self.derivations[variant.name], self.plan.out, self.store, store)
 
 
 def binary_cache(store: str) -> str:
@@ -67,10 +98,10 @@ def _s3_options(variables: Mapping[str, str]) -> str:
     return "?" + "&".join(f"{name}={value}" for name, value in given.items()) if given else ""
 
 
-def nix_graph(catalog: Catalog, plan: NixPlan, store: str) -> NixGraph:
+def nix_jobs_on(plan: NixPlan, place: JobPlace) -> NixJobs:
     """Instantiate the recipes, and ask Nix what has to be built; nothing is built or written but derivations."""
-    cache = binary_cache(store)
-    found = dict(_instantiated(catalog, plan))
+    cache = binary_cache(place.store)
+    found = dict(_instantiated(place.catalog, plan))
     results = list(dict.fromkeys(found.values()))
     to_build = dict.fromkeys([*_missing(results, cache), *results])
     before = {one: [other for other in _references(one) if other in to_build] for one in to_build}
@@ -78,7 +109,7 @@ def nix_graph(catalog: Catalog, plan: NixPlan, store: str) -> NixGraph:
     machines = {found[variant.name]: variant.arch for variant in plan.variants}
 
     def job(derivation: str) -> GraphJob:
-        after = tuple(gives_of(RealiseDerivation(other))[0] for other in before[derivation])
+        after = tuple(RealiseDerivation(other).key for other in before[derivation])
         big = bool(_TORCH.search(derivation))
         weight = JobWeight(
             _TORCH_SECONDS if big else _OTHER_SECONDS, GIGABYTES_PER_JOB * 10**9 if big else _OTHER_MEMORY
@@ -89,7 +120,8 @@ def nix_graph(catalog: Catalog, plan: NixPlan, store: str) -> NixGraph:
             RealiseDerivation(derivation, after), f"build {name}", weight, users[derivation], machine=machine
         )
 
-    return NixGraph(JobGraph(map(job, to_build)), found)
+    variants = tuple(FarmVariant(name, NIX, RealiseDerivation(one).key, {}, {}) for name, one in found.items())
+    return NixJobs(plan, JobGraph(map(job, to_build)), variants, derivations=found, store=place.store)
 
 
 def _instantiated(catalog: Catalog, plan: NixPlan) -> Iterator[tuple[str, str]]:
@@ -136,12 +168,6 @@ def _from(cache: str) -> tuple[str, ...]:
     return ("--option", "extra-substituters", joined, *_FRESH)
 
 
-def send_derivations(derivations: Sequence[str], store: str) -> None:
-    """Put derivations, with all that they refer to, where workers find them."""
-    if derivations:
-        copy_to_cache(derivations, binary_cache(store), derivation=True)
-
-
 def realise(job: RealiseDerivation, store: str, work: Path, *, cores: int) -> JobRecord:
     """Build one derivation, and put what it gives into the binary cache."""
     cache = binary_cache(store)
@@ -167,7 +193,7 @@ def take(variant: str, derivation: str, out: Path, store: str, farm: FarmStore) 
     except TorchtailorError as error:
         if derivation not in _missing([derivation], cache):
             raise
-        (key,) = gives_of(RealiseDerivation(derivation))
+        key = RealiseDerivation(derivation).key
         farm.forget(key)
         raise MissingOutputError(key, farm.shown) from error
 

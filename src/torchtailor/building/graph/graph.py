@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 
 import msgspec
 
-from torchtailor.building.farm.jobs import FarmJob, gives_of, needs_of
+from torchtailor.building.graph.job import Job
 
 
 class JobWeight(msgspec.Struct, frozen=True):
@@ -17,13 +17,14 @@ class JobWeight(msgspec.Struct, frozen=True):
 
     seconds: float
     memory: int = 200_000_000
+    line: float = 0.0  # of its seconds, those on the line to the index, which all workers share
 
 
 @dataclass(frozen=True)
 class GraphJob:
     """A job of a graph."""
 
-    job: FarmJob
+    job: Job
     label: str  # as people read it
     weight: JobWeight
     variants: tuple[str, ...] = ()  # that cannot be built without it
@@ -34,15 +35,17 @@ class GraphJob:
 
     @property
     def kind(self) -> str:
-        return str(self.job.__struct_config__.tag)
+        """The tag of a job that travels as JSON; any other is known by its class."""
+        tag = self.job.__struct_config__.tag if isinstance(self.job, msgspec.Struct) else None
+        return str(tag or type(self.job).__name__)
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        return needs_of(self.job)
+        return self.job.needs
 
     @cached_property
     def gives(self) -> tuple[str, ...]:
-        return gives_of(self.job)
+        return self.job.gives
 
     @property
     def name(self) -> str:
@@ -90,8 +93,8 @@ class JobGraph:
 
     @cached_property
     def urgency(self) -> Mapping[str, int]:
-        """The place of each job in the order of urgency: the longest chain first, then the largest."""
-        ordered = sorted(self.jobs, key=lambda name: (-self.ranks[name], -self.jobs[name].weight.memory, name))
+        """The place of each job in the order of urgency: the longest chain first, then the largest, else as given."""
+        ordered = sorted(self.jobs, key=lambda name: (-self.ranks[name], -self.jobs[name].weight.memory))
         return {name: place for place, name in enumerate(ordered)}
 
     @property

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchtailor.building.farm.drive import JobNews, WorkerNews, drive
-from torchtailor.building.farm.events import EventKind, JobOutcome
-from torchtailor.building.farm.graph import GraphJob, JobGraph
-from torchtailor.building.farm.policy import FarmWorker
+from torchtailor.building.graph.drive import JobNews, WorkerNews, drive
+from torchtailor.building.graph.events import EventKind, JobOutcome
+from torchtailor.building.graph.graph import GraphJob, JobGraph
+from torchtailor.building.graph.policy import FarmWorker
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class SimulatedEngine:
     """Workers whose jobs take as long as they weigh."""
 
     patience: float = 10.0
+    known: Sequence[FarmWorker] = ()
 
     def __init__(self, workers: list[FarmWorker], seconds: Callable[[GraphJob], float]) -> None:
         self._news: list[WorkerNews | JobNews] = [WorkerNews(worker, EventKind.WORKER_JOINED) for worker in workers]
@@ -39,6 +40,7 @@ class SimulatedEngine:
         self._warm: dict[str, set[str]] = {}
         self.time = 0.0
         self.worked = 0.0
+        self._line = 0.0  # when the line to the index is free
 
     def start(self, job: GraphJob, worker: FarmWorker) -> None:
         seconds = self._seconds(job)
@@ -47,6 +49,9 @@ class SimulatedEngine:
             seconds += job.warming
         self._count += 1
         self.worked += seconds
+        if line := job.weight.line:
+            self._line = max(self._line, self.time) + line
+            seconds = max(seconds, self._line - self.time + seconds - line)
         heapq.heappush(self._running, (self.time + seconds, self._count, job.name, seconds))
 
     def drop(self, name: str) -> None:

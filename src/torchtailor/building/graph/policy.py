@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph
+from torchtailor.building.graph.graph import GraphJob, JobGraph
 
 THIS_PROCESS = "this process"  # the name of the worker that a run is itself
 

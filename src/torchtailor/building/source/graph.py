@@ -14,8 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchtailor.building.farm.graph import GraphJob, JobGraph, JobWeight
-from torchtailor.building.farm.jobs import (
+from torchtailor.building.farm.fingerprint import describe_worker
+from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
+from torchtailor.building.planned_jobs import FarmVariant, JobPlace, PlannedJobs
+from torchtailor.building.source.backend import SourcePlan
+from torchtailor.building.source.ccache import remote_storage
+from torchtailor.building.source.jobs import (
     CompilePart,
     CompileShard,
     ConfigureSource,
@@ -23,14 +27,14 @@ from torchtailor.building.farm.jobs import (
     LinkSource,
     PackSource,
     SourceSpec,
-    gives_of,
 )
-from torchtailor.building.farm.shards import shards
+from torchtailor.building.source.objects import own_objects
 from torchtailor.building.source.options import SourceOptions
 from torchtailor.building.source.plan import VariantGroup
+from torchtailor.building.source.shards import shards
 from torchtailor.building.source.tables import CostRow
 from torchtailor.building.source.tree import SourceOrigin, TorchSource, content_digest, folder_commit, remote_commit
-from torchtailor.catalog import Capability
+from torchtailor.catalog import SOURCE, Capability
 from torchtailor.core.disk import hash_file
 
 _SHARD_SECONDS = 900.0  # of work: a lost worker loses less, and the end is even
@@ -79,6 +83,26 @@ class SourceCosts:
                 return [*self.device]
 
 
+def source_jobs_on(plan: SourcePlan, place: JobPlace) -> PlannedJobs:
+    """The jobs of a plan, whose objects are shared through ccache's remote storage."""
+    shared = place.objects or own_objects(place.store)
+    remote_storage(shared)
+    first, described = plan.builders[0], describe_worker()
+    made = source_graph(
+        plan.matrix.groups,
+        source_job(first.source),
+        first.options,
+        SourceCosts.of(first.tables.cost),
+        toolchain=f"{described['compiler']}, glibc {described['glibc']}",
+        objects=shared,
+        rows=place.rows,
+        wanted_shards=place.shards,
+    )
+    options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
+    variants = tuple(FarmVariant(name, SOURCE, key, options, {}) for name, key in made.results.items())
+    return PlannedJobs(plan, made.graph, variants, shared, compiles=True, processes=first.options.jobs)
+
+
 @dataclass(frozen=True)
 class PlannedSource:
     """A graph, and which job gives each variant its wheelhouse."""
@@ -120,25 +144,21 @@ def source_graph(
     return PlannedSource(JobGraph(jobs), planner.results)
 
 
+@dataclass
 class _Planner:
-    def __init__(
-        self,
-        tree: FetchSource,
-        options: SourceOptions,
-        costs: SourceCosts,
-        toolchain: str,
-        objects: str,
-        rows: str,
-        wanted_shards: int | None,
-    ) -> None:
-        self._tree, self._options, self._costs = tree, options, costs
-        self._toolchain, self._objects, self._rows, self._wanted = toolchain, objects, rows, wanted_shards
-        self.results: dict[str, str] = {}
+    tree: FetchSource
+    options: SourceOptions
+    costs: SourceCosts
+    toolchain: str
+    objects: str
+    rows: str
+    wanted: int | None
+    results: dict[str, str] = field(default_factory=dict, init=False)
 
     def jobs(self, groups: Sequence[VariantGroup]) -> Iterator[GraphJob]:
-        here = self._tree.origin != SourceOrigin.GIT.value
+        here = self.tree.origin != SourceOrigin.GIT.value
         names = tuple(variant for group in groups for variant, _ in _variants(group))
-        yield GraphJob(self._tree, "fetch the source", JobWeight(_UNPACKED), names, here=here)
+        yield GraphJob(self.tree, "fetch the source", JobWeight(_UNPACKED), names, here=here)
         platforms: dict[tuple[str, str, str], list[VariantGroup]] = {}
         for group in groups:
             variant = group.variant
@@ -162,7 +182,7 @@ class _Planner:
             mine = tuple(variant for variant, _ in _variants(group))
             label = _label(group)
             configure = ConfigureSource(spec)
-            (configured,) = gives_of(configure)
+            (configured,) = configure.gives
             weight = JobWeight(_WARMING, _MEMORY)
             yield GraphJob(configure, f"configure {label}", weight, mine, machine=arch, warm=configured)
             if number == 0 and gpus:
@@ -183,15 +203,15 @@ class _Planner:
             own_leads.setdefault(isa, (*lead, *own))
             leads.setdefault((release, isa), (*lead, *own))
             link = LinkSource(spec, tuple(sorted({*device, *own, *lead})))
-            weight = JobWeight(self._costs.link + _FOUND, _LINK_MEMORY)
+            weight = JobWeight(self.costs.link + _FOUND, _LINK_MEMORY)
             yield GraphJob(link, f"link {label}", weight, mine, machine=arch, warm=configured, warming=_WARMING)
-            if self._options.targets:
+            if self.options.targets:
                 self.results |= dict.fromkeys(mine, "")
                 continue
             for variant, gpu in _variants(group):
                 pack = PackSource(spec, gpu)
-                (self.results[variant],) = gives_of(pack)
-                weight = JobWeight(self._costs.cut, 1_000_000_000)
+                (self.results[variant],) = pack.gives
+                weight = JobWeight(self.costs.cut, 1_000_000_000)
                 yield GraphJob(pack, f"pack {variant}", weight, (variant,), machine=arch)
 
     def _shards(
@@ -207,18 +227,18 @@ class _Planner:
         after: tuple[str, ...] = (),
     ) -> Iterator[GraphJob]:
         device = part is CompilePart.DEVICE
-        files = self._costs.of_part(part, cuda=gpus > 0)
+        files = self.costs.of_part(part, cuda=gpus > 0)
         weights = [(str(number), seconds * (gpus if device else 1)) for number, seconds in enumerate(files)]
         total = sum(seconds for _, seconds in weights)
-        count = self._wanted or max(1, math.ceil(total / _SHARD_SECONDS))
+        count = self.wanted or max(1, math.ceil(total / _SHARD_SECONDS))
         for number, shard in enumerate(shards(weights, count)):
-            job = CompileShard(spec, part, number, count, self._objects, after)
+            job = CompileShard(spec, part, number, count, self.objects, after)
             weight = JobWeight(sum(seconds for _, seconds in shard), _DEVICE_MEMORY if device else _MEMORY)
             name = f"compile {part.value} {number + 1}/{count} of {label}"
             yield GraphJob(job, name, weight, variants, machine=arch, warm=configured, warming=_WARMING)
 
     def _spec(self, group: VariantGroup, gpus: tuple[str, ...]) -> SourceSpec:
-        options, tree = self._options, self._tree
+        options, tree = self.options, self.tree
         git = tree.origin == SourceOrigin.GIT.value
         return SourceSpec(
             variant=group.variant.unique_name,
@@ -227,9 +247,9 @@ class _Planner:
             origin=tree.origin,
             place=tree.place if git else tree.place.rpartition("/")[2],
             ref=tree.ref,
-            toolchain=self._toolchain,
+            toolchain=self.toolchain,
             commit=tree.commit,
-            rows=self._rows,
+            rows=self.rows,
             profile=options.profile,
             overrides=options.overrides,
             cuda_from_wheels=options.cuda_from_wheels,

@@ -1,0 +1,103 @@
+"""Workers as they are, with real processes: late, lying, with a full disk, with a clock that is wrong."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.building.conftest import Shell
+from tests.integration.farm.clusters import running
+from tests.integration.farm.test_cluster import Watched, plain, site, start, wanted
+from tests.unit.building.test_build import tree
+from tests.waiting import wait_until
+from torchtailor.building.farm.perform import WorkerSetup
+from torchtailor.building.graph.drive import WorkerNews
+from torchtailor.building.graph.events import EventKind
+from torchtailor.core.errors import ExitCode
+
+pytest.importorskip("distributed")
+from torchtailor.building.farm.daskengine import DaskEngine
+
+__all__ = ["plain", "site", "wanted"]
+pytestmark = pytest.mark.xdist_group("farm")
+
+# Says that it has done its first job, and has not; the code, by which workers are compared, is the same.
+LIAR = """
+import torchtailor.building.farm.perform as perform
+def lie(data, setup, answers=[b'{"done": true}', b'garbage', 7]):
+    return answers.pop(0) if answers else real(data, setup)
+real, perform.perform_sent = perform.perform_sent, lie
+"""
+CLOCK = "import time\nreal = time.time\ntime.time = lambda: real() + %d\n"
+
+
+def test_a_late_worker_is_asked_again_and_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are stopped when they are asked: the third is used at once, and they are used when they go on."""
+    from distributed import Client
+
+    monkeypatch.setattr("torchtailor.building.farm.daskengine._ANSWER", 4.0)
+    seen: dict[EventKind, list[str]] = {kind: [] for kind in EventKind}
+    with running(tmp_path, "one", "two", "three") as cluster, Client(cluster.address) as client:
+        client.wait_for_workers(3)
+        for name in ("one", "two"):
+            cluster.workers[name].send_signal(signal.SIGSTOP)
+        engine = DaskEngine(client, WorkerSetup(str(tmp_path / "store")))
+
+        def look() -> None:
+            for news in engine.wait(0.1):
+                if isinstance(news, WorkerNews) and news.worker.helps:
+                    seen[news.kind].append(news.text)
+
+        def joined(count: int) -> bool:
+            look()
+            return len(seen[EventKind.WORKER_JOINED]) >= count
+
+        # on a busy machine the third may be late too
+        wait_until(lambda: joined(1) and len(seen[EventKind.WORKER_SILENT]) >= 2, "the third, and that two are late")
+        assert all(text.endswith("has not answered yet; it is asked again.") for text in seen[EventKind.WORKER_SILENT])
+        assert len(seen[EventKind.WORKER_JOINED]) == 1
+        for name in ("one", "two"):
+            cluster.workers[name].send_signal(signal.SIGCONT)
+        wait_until(lambda: joined(3), "the others too")
+        assert len([worker for worker in engine.known if worker.helps]) == 3
+        engine.close()
+    assert not seen[EventKind.WORKER_REFUSED] and not seen[EventKind.WORKER_LOST]
+
+
+def test_workers_that_lie_or_live_in_another_year(shell: Shell, wanted: dict[str, str], tmp_path: Path) -> None:
+    """What one says it has done is looked for; clocks of workers and of this machine are never compared."""
+    for name, text in (("liar", LIAR), ("past", CLOCK % (-400 * 86400)), ("future", CLOCK % (400 * 86400))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(text)
+    shell.environment["PYTHONPATH"] = str(tmp_path / "future")
+    with running(tmp_path) as cluster:
+        cluster.start_worker("liar", variables={"PYTHONPATH": str(tmp_path / "liar")})
+        cluster.start_worker("past", variables={"PYTHONPATH": str(tmp_path / "past")})
+        shell.site.gate.clear()
+        build = Watched(start(shell, cluster.address))
+        wait_until(lambda: len(build.seen("worker-joined")) == 3, "both workers are there")  # with this process
+        shell.site.gate.set()
+        result = build.end()
+    assert tree(tmp_path / "dist") == wanted and result["failed"] == []
+    assert len(build.seen("worker-set-aside")) == 1
+    assert any("the store has no such output" in str(event["text"]) for event in build.seen("job-again"))
+
+
+def test_where_every_disk_is_full_it_says_so_and_goes_on_when_there_is_room(
+    shell: Shell, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    with running(tmp_path) as cluster:
+        for name in ("one", "two"):
+            cluster.start_worker(name, before=("prlimit", "--fsize=50000"))
+        began = time.monotonic()
+        stopped = Watched(start(shell, cluster.address)).end(ExitCode.ENVIRONMENT)
+        assert "cannot be written" in str(stopped["failed"]) or "disk is full" in str(stopped["failed"])
+        assert time.monotonic() - began < 60
+        for worker in cluster.workers.values():
+            cluster.kill(worker)
+        cluster.start_worker("three")
+        Watched(start(shell, cluster.address)).end()
+    assert tree(tmp_path / "dist") == wanted
