@@ -174,7 +174,8 @@ class _Examination:
         """The oldest glibc on which the official wheels of a release run."""
         number = torch.version.split("+")[0]
         releases = self._catalog.releases.values()
-        return next((one.wheel_glibc for one in releases if str(one.version) == number), WHEEL_GLIBC)
+        fitting = (release.wheel_glibc(self._host.cpu.arch) for release in releases if str(release.version) == number)
+        return next(fitting, WHEEL_GLIBC)
 
     def _instruction(self, torch: InstalledTorch) -> Problem:
         cpu = self._host.cpu
