@@ -78,7 +78,7 @@ def evil_wheel(content: bytes) -> bytes:
     return out.getvalue()
 
 
-def forge(store: StoreFiles, dice: random.Random, kinds: tuple[str, ...]) -> str:
+def forge(store: StoreFiles, dice: random.Random, kinds: tuple[str, ...]) -> None:
     """Another wheel in the place of one, in all records of these kinds, and in all pages and manifests they name."""
     wheels = sorted(
         {
@@ -88,7 +88,7 @@ def forge(store: StoreFiles, dice: random.Random, kinds: tuple[str, ...]) -> str
             if file["path"].endswith(".whl")
         }
     )
-    name, before = dice.choice(wheels)
+    _, before = dice.choice(wheels)
     content = evil_wheel(store.blob(before))
     after = store.put(content)
     old_size = len(store.blob(before))
@@ -104,7 +104,6 @@ def forge(store: StoreFiles, dice: random.Random, kinds: tuple[str, ...]) -> str
                     )
                     file |= {"sha256": store.put(text), "size": len(text)}
         store.write(path, record)
-    return name
 
 
 def _forget(store: StoreFiles, *kinds: str) -> None:

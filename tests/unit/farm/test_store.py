@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from torchtailor.building.farm.records import JobRecord
 from torchtailor.building.farm.store import (
     FarmStore,
-    JobRecord,
     MissingOutputError,
     open_farm_store,
     unused_files,
