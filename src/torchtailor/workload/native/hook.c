@@ -134,7 +134,8 @@ static void *pointer_at(const void *start, size_t offset) {
 static const void *exchange_several(const void *wrapper) {
     const void *const *list = pointer_at(wrapper, 16);
     struct tt_place place;
-    size_t count = 0, most = list && tt_place_of(list, &place) ? place.room / sizeof *list : 0;
+    int is_list = list && (uintptr_t)list % sizeof *list == 0 && tt_place_of(list, &place);
+    size_t count = 0, most = is_list ? place.room / sizeof *list : 0;
     while (count < most && tt_is_container(list[count])) count++;
     if (!count || count == most || list[count]) return list; /* something else than we know */
     const void **copy = calloc(count + 1, sizeof *copy);
