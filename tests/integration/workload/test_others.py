@@ -273,4 +273,4 @@ def test_random_folders_under_a_sanitizer(rig: Rig, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_random_folders_under_a_sanitizer(rig: Rig, tmp_path: Path) -> None:
-    fuzz(rig, tmp_path, 100_000)
+    fuzz(rig, tmp_path, 20_000)
