@@ -61,7 +61,7 @@ class Forks(Hooked):
         shutil.rmtree(record, ignore_errors=True)
         words = [f"open={self.library}", f"storm={forks},{rig.storm()}{',library' if loads else ''}"]
         settings = {"TORCHTAILOR_RECORD": str(record)} if records else {}
-        done = rig.run(*words, preload=[rig.preload] if preloads else [], **settings, **QUIET)
+        done = rig.run(*words, preload=[rig.preload] if preloads else [], variables=settings | QUIET)
         assert (done.code, done.answers, done.said) == (0, [f"{forks} forks, 0 hung, 0 wrong"], ""), done
         assert set(done.arrived) == ({arrival("library", code) for code in MOVED[:2]} if loads else set()), done.arrived
         return f"{'loading' if loads else 'opening'}{', recording' if records else ''}"
@@ -175,7 +175,7 @@ class Folders(Hooked):
             loads = [f"load={number},library" for number in range(len(STOCK))]
             whole = PACK.to_bytes()
             intact = pack.exists() and pack.stat().st_size == len(whole) and pack.read_bytes() == whole
-            done = victim.run(f"open={library}", loads[0], *changes, *loads, STANDIN_SM="90", **QUIET)
+            done = victim.run(f"open={library}", loads[0], *changes, *loads, STANDIN_SM="90", variables=QUIET)
         allowed = {arrival("library", code) for code in (*MOVED, *(ticket(stock)[:16] for stock in STOCK))}
         assert set(done.arrived) <= allowed, f"a stranger's code: {done.arrived}"
         assert len(done.arrived) == len(done.answers) == len(STOCK) + 1, done

@@ -234,6 +234,7 @@ class Rig:
         preload: Sequence[Path] = (),
         path: Sequence[Path] = (),
         program: Path | None = None,
+        variables: Mapping[str, str] | None = None,
         **environment: str,
     ) -> Outcome:
         log = self.folder / "arrived.log"
@@ -244,6 +245,7 @@ class Rig:
             "HOME": os.environ["HOME"],
             "PATH": os.environ["PATH"],
             **self.settings,
+            **(variables or {}),
             **environment,
         }
         if preload:

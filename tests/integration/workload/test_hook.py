@@ -573,7 +573,7 @@ def storm(rig: Rig, kind: str, forks: int, record: Path, *, cut: Path, plain: Pa
     preload = [] if kind == "needed" else [rig.preload]
     settings = {"TORCHTAILOR_RECORD": str(record)} if "recording" in kind else {}
     quiet = {"TORCHTAILOR_QUIET": "1", "TORCHTAILOR_MISSES": "none"}
-    done = rig.run(*before, f"storm={forks},{rig.storm()}{how}", preload=preload, **settings, **quiet)
+    done = rig.run(*before, f"storm={forks},{rig.storm()}{how}", preload=preload, variables=settings | quiet)
     assert (done.code, done.answers, done.said) == (0, [f"{forks} forks, 0 hung, 0 wrong"], ""), done
     if library:
         expected = {arrival("library", code) for code in MOVED[:2]}

@@ -166,7 +166,7 @@ def test_names_are_printed_without_what_a_terminal_obeys(rig: Rig, library: Path
         (library.parent / FOLDER / f"{NASTY}.ttpack").write_bytes(b"x")
     else:
         settings = {"TORCHTAILOR_PACK": str(tmp_path / NASTY)}
-    done = rig.run(f"open={library}", "load=0,library", **settings)
+    done = rig.run(f"open={library}", "load=0,library", variables=settings)
     shown = r"a\x1b]0;title\x07\x0a\x0d\x7f\xc2\x9b\xe2\x80\xae\xe2\x80\xa8\xff \ ünï"
     assert shown in done.said
     assert done.said.count("\n") == (2 if what == "pack" else 1)
