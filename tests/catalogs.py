@@ -7,6 +7,7 @@ the real one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,19 @@ VERSIONS: dict[tuple[int, ...], str] = {
 }
 
 
-def pin(patch: pytest.MonkeyPatch) -> None:
+def pin(patch: pytest.MonkeyPatch, without: Collection[tuple[int, ...]] = ()) -> None:
     """From now on `load_catalog` gives the releases of that day, with the user's file added as ever."""
     real = load._read
-    patch.setattr(load, "_read", lambda name: _of_that_day(real(name)))
+    patch.setattr(load, "_read", lambda name: _of_that_day(real(name), without))
 
 
-def load_pinned(directory: Path) -> Catalog:
+def load_pinned(directory: Path, without: Collection[tuple[int, ...]] = ()) -> Catalog:
     with pytest.MonkeyPatch.context() as patch:
-        pin(patch)
+        pin(patch, without)
         return load_catalog(directory)
 
 
-def _of_that_day(document: dict[str, Any]) -> dict[str, Any]:
+def _of_that_day(document: dict[str, Any], without: Collection[tuple[int, ...]]) -> dict[str, Any]:
     if "release" not in document:
         return document
     names: set[str] = set()
@@ -53,7 +54,7 @@ def _of_that_day(document: dict[str, Any]) -> dict[str, Any]:
         known = VERSIONS.get(line, version)
         if row["name"] in names and _parts(version) > _parts(known):
             continue  # what `catalog update` adds for a later patch release: its facts are not of that day either
-        if line <= max(VERSIONS):
+        if line <= max(VERSIONS) and line not in without:
             names.add(row["name"])
             kept.append(row | {"version": min(version, known, key=_parts)})
     return document | {"release": kept}

@@ -35,7 +35,7 @@ def releases(catalog: Catalog) -> str:
     """One row per release: versions, number of variants, build methods."""
     matrix = Matrix(catalog)
     rows = []
-    for release in catalog.releases.values():
+    for release in sorted(catalog.releases.values(), key=lambda item: item.version, reverse=True):
         variants = list(matrix.variants(str(release.version)))
         methods = {method for variant in variants for method in available_methods(catalog, variant)}
         rows.append(

@@ -34,6 +34,7 @@ _BOARD = re.compile(r"(?:nvidia )?(?:drive-)?(pg\d{3})-(?:\d{3}|prod)", re.IGNOR
 _SMI_LINE = re.compile(r"\s*GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?\s*", re.IGNORECASE)
 _MIG_LINE = re.compile(r"\s*(?:mig )?\d+(?:c\.\d+)?g\.\d+gb(?:\+\S+)?(?:\s+device\s+\d+:?.*)?\s*", re.IGNORECASE)
 _VGPU_BOARD = re.compile(r"((?:[a-z]\d{1,3})|\d{4})[a-z]{1,2}")
+_MOST_COMPARED = 12  # names that come near
 _MOST_READINGS = 2  # a name that may mean more capabilities than this says too little
 
 
@@ -334,9 +335,12 @@ def _near(wanted: Words, gpus: Mapping[Capability, Gpu]) -> list[str]:
     """Up to three products whose names come near."""
     if not any(character.isdigit() for word in wanted for character in word):
         return []
-    known = {" ".join(words(name)): name for gpu in gpus.values() for name in gpu.all_products}
-    known |= {" ".join(product): reading.product for product, reading in _pci_readings() if reading.product}
-    return [known[text] for text in difflib.get_close_matches(" ".join(wanted), known, n=3, cutoff=0.75)]
+    known = {" ".join(product): reading.product for product, reading in _pci_readings() if reading.product}
+    known |= {" ".join(words(name)): name for gpu in gpus.values() for name in gpu.all_products}
+    text = " ".join(wanted)
+    near = difflib.get_close_matches(text, known, n=_MOST_COMPARED, cutoff=0.75)
+    swapped = [other for other in near if "".join(sorted(other)) == "".join(sorted(text))]  # the likeliest slip
+    return [known[other] for other in (*swapped, *(other for other in near if other not in swapped))][:3]
 
 
 def _holds(longer: Sequence[str], shorter: Sequence[str]) -> bool:

@@ -132,8 +132,9 @@ class Release(Sourced, frozen=True, kw_only=True):
         Meta(description="Functions of the official wheels that need more without checking for it, by platform."),
     ] = {}
     glibc: Annotated[
-        Dotted | None, Meta(description="The oldest glibc on which its official wheels run; absent: 2.28.")
-    ] = None
+        Mapping[Arch, Dotted],
+        Meta(description="The oldest glibc on which its official wheels run, by platform; absent: 2.28."),
+    ] = {}
     false_warnings: Annotated[
         frozenset[Capability], Meta(description="GPUs that it warns about at the start, though it runs on them.")
     ] = frozenset()
@@ -185,10 +186,9 @@ class Release(Sourced, frozen=True, kw_only=True):
         usual = [python for python in self.pythons if not python.endswith("t")]
         return max(usual or self.pythons, key=python_key)
 
-    @property
-    def wheel_glibc(self) -> Dotted:
-        """The oldest glibc on which its official wheels run."""
-        return self.glibc or WHEEL_GLIBC
+    def wheel_glibc(self, arch: str) -> Dotted:
+        """The oldest glibc on which its official wheels for a platform run."""
+        return self.glibc.get(arch, WHEEL_GLIBC)
 
     def missing_for_wheel(self, arch: str, flags: Iterable[str]) -> tuple[str, ...] | None:
         """What a CPU lacks to load the official wheels, sorted; None where their baseline is unknown."""

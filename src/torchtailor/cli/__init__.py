@@ -47,8 +47,7 @@ COMMANDS: dict[str, Command] = {
     "catalog": Command("catalog", "Show what is new on the indexes, and add it to the catalog."),
     "history": Command("history", "Show every build attempt."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
-    "doctor": Command("doctor", "Explain why torch does not run on this machine, and name the command that fixes it."),
-    "diagnose": Command("diagnose", "Name the cause of a failed build, and the fix, from its log."),
+    "doctor": Command("doctor", "Explain why torch does not run, what a message means, or why a build failed."),
     "help": Command("help", "Show a page of the documentation, or the list of pages."),
 }
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from torchtailor.cli._options import listed
 from torchtailor.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtailor.surgery.cut import Cut
+    from torchtailor.surgery.result import LibraryResult
 
 SMALLER = "To save more"
 _WORKLOAD = "For one program"
@@ -81,10 +85,6 @@ OPTIONS = (
 
 _VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."
 _IN_WHEELS = "the wheels have their packs in them", "Leave it out."
-_IN_IMAGE = (
-    "an image is cut to GPUs, not to a program",
-    "Cut its packages where it is built: RUN torchtailor tailor --workload app.trace",
-)
 # By command and option: why it is not for that command, and what to do instead.
 REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "gpu"): _VARIANT,
@@ -98,7 +98,6 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",
     ),
-    **{("image", name): _IN_IMAGE for name in ("workload", "margin", "pack", "no_pack", "drop_unopened")},
 }
 
 
@@ -171,6 +170,23 @@ def _refusal(command: str, name: str) -> UsageError:
     why, instead = REFUSED[(command, name)]
     written = next(option.written for option in OPTIONS if option.name == name)
     return UsageError(f"{written} is not for `{command}`: {why}.", instead)
+
+
+def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:
+    """What became of the code that these libraries no longer have."""
+    from torchtailor.core.format import counted, human_bytes
+
+    moved = [library for library in libraries if library.moved]
+    if not moved:
+        return
+    if cut.no_pack:
+        made = f"{'would be' if cut.dry_run else 'was'} left out: no pack was asked for"
+    elif cut.dry_run:
+        made = "would go to packs"
+    else:
+        made = "is in packs" + (f" of {human_bytes(sum(library.pack_size for library in moved))}" if sizes else "")
+    what = "The GPU code" if cut.split else "What the workload does not use"
+    yield f"{what} of {counted(len(moved), 'library', 'libraries')} {made}."
 
 
 def without_gpu(command: str, gpu: str | None) -> bool:

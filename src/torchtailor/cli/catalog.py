@@ -14,6 +14,7 @@ from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
+    from torchtailor.catalog import Dotted
     from torchtailor.fetch.upkeep.update import CatalogUpdate
 
 app = typer.Typer(
@@ -34,6 +35,9 @@ def update(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also read the libraries of new wheels (hundreds of MB each).")
     ] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="RELEASE", help="Also add older releases, from this one on: 2.1.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 6 if the catalog is behind.")] = False,
     write_data: Annotated[
         bool, typer.Option("--write-data", help="Write to the catalog of this repository, not to torchtailor.toml.")
@@ -64,7 +68,14 @@ def update(
     catalog = load_catalog(data)  # a user's file is not part of the repository's catalog
     settings = read_settings(index_url=index_url, extra_index_urls=extra_index_url or (), find_links=find_links or ())
     with ProgressBar(quiet=quiet or json) as bar:
-        found = find_updates(catalog, Finder(settings, Cache()), measured=measure, today=today(), progress=bar)
+        found = find_updates(
+            catalog,
+            Finder(settings, Cache()),
+            measured=measure,
+            since=_release_line(since) if since else None,
+            today=today(),
+            progress=bar,
+        )
     if not json:  # before anything is written, which may fail
         for problem in found.problems:
             err().print(f"Note: {problem}", style="yellow", markup=False)
@@ -83,6 +94,16 @@ def update(
     if check and found.behind:
         return ExitCode.CHECK_FAILED
     return ExitCode.OK if found.complete else ExitCode.NETWORK
+
+
+def _release_line(text: str) -> Dotted:
+    from torchtailor.catalog import Dotted
+    from torchtailor.core.errors import UsageError
+
+    try:
+        return Dotted(text)
+    except ValueError:
+        raise UsageError(f"--since {text!r} is not a release such as 2.1.", "Write --since 2.1.") from None
 
 
 def _write(found: CatalogUpdate, data: Path | None) -> tuple[Path, ...]:

@@ -90,10 +90,10 @@ def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     if host.tegra is not None:
         known = f"L4T {host.tegra.l4t}, JetPack {host.tegra.jetpack}" if host.tegra.l4t else "L4T release unknown"
         rows.append(("Tegra", f"{host.tegra.model}, {known}{', SBSA' if host.tegra.unified else ''}"))
-    libc = f"{system.libc} {system.libc_version or ''}".strip() if system.libc else "C library unknown"
+    libc = f", {system.libc} {system.libc_version or ''}".rstrip() if system.libc else ", C library unknown"
     inside = (f", in {system.container}" if system.container else "") + (", under WSL" if system.wsl else "")
     kernel = f"{'Linux' if system.linux else 'kernel'} {system.kernel}"
-    rows.append(("System", f"{system.os}, {kernel}, {libc}{inside}"))
+    rows.append(("System", f"{system.os}, {kernel}{libc if system.linux else ''}{inside}"))
     limit = f", limited to {human_bytes(room.memory_limit)}" if room.memory_limit else ""
     available = human_bytes(room.memory_available)
     rows.append(("Memory", f"{human_bytes(room.memory_total)}, {available} available{limit}"))

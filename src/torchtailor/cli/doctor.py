@@ -1,4 +1,4 @@
-"""`torchtailor doctor`: why torch does not run on this machine, and the command that fixes it."""
+"""`torchtailor doctor`: why torch does not run on this machine or a build failed, and what fixes it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.core.errors import ExitCode
+from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
     from torchtailor.verification.doctor import DoctorReport
+    from torchtailor.verification.failures import Diagnosis
 
 
 def command(
     message: Annotated[
         str | None,
-        typer.Argument(metavar="MESSAGE|LOG", help="The message, or a file that holds it; `-` reads stdin."),
+        typer.Argument(metavar="MESSAGE|LOG", help="The message, or a log of any size; `-` reads standard input."),
     ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The log of the last build from source.")] = False,
     env: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one.")
     ] = None,
@@ -29,14 +31,16 @@ def command(
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Explain why torch does not run on this machine, and name the command that fixes it."""
+    """Explain why torch does not run, what a message means, or why a build failed."""
     import sys
 
     from torchtailor.cli.ui import print_json
     from torchtailor.verification.doctor import doctor
 
-    text = sys.stdin.buffer.read().decode("utf-8", "replace") if message == "-" else message or ""
-    report = doctor(text, environment=env, machine=source, run=run)
+    if last and message is not None:
+        raise UsageError("Give either MESSAGE|LOG or --last.", "`torchtailor history` lists the builds.")
+    text = str(_last_log()) if last else message or ""
+    report = doctor(sys.stdin.buffer if text == "-" else text, environment=env, machine=source, run=run)
     if json:
         print_json("doctor", report)
     else:
@@ -46,21 +50,34 @@ def command(
     return ExitCode.NO_MATCH if report.unexplained else ExitCode.OK
 
 
+def _last_log() -> Path:
+    """The log of the newest attempt that left one."""
+    from torchtailor.building.ledger.ledger import Ledger
+
+    logs = [Path(attempt.log) for attempt in Ledger().attempts() if attempt.log]
+    if not logs:
+        raise NoMatchError("No build has left a log yet.", "Give the path of a build log.")
+    return logs[-1]
+
+
 def _print(report: DoctorReport) -> None:
     from rich.text import Text
 
     from torchtailor.cli.ui import out
 
     console = out()
-    console.print(Text.assemble(("machine  ", "bold"), report.machine))
-    console.print(Text.assemble(("torch    ", "bold"), report.torch))
-    for problem in report.problems:
+    if report.machine:
+        console.print(Text.assemble(("machine  ", "bold"), report.machine))
+        console.print(Text.assemble(("torch    ", "bold"), report.torch))
         console.print()
+    for number, problem in enumerate(report.problems):
+        if number:
+            console.print()
         console.print(Text.assemble(("problem  ", "bold red"), problem.cause))
         if problem.seen:
             console.print(Text(f"         It explains: {problem.seen}", style="dim"))
-        for number, fix in enumerate(problem.fixes):
-            console.print(Text.assemble(("fix      " if not number else "or       ", "bold"), fix.text))
+        for place, fix in enumerate(problem.fixes):
+            console.print(Text.assemble(("fix      " if not place else "or       ", "bold"), fix.text))
             for row in (fix.toml or "").splitlines():
                 console.print(Text(f"           {row}", style="cyan"), soft_wrap=True)
             if fix.command:
@@ -69,5 +86,28 @@ def _print(report: DoctorReport) -> None:
         console.print(Text.assemble(("ok       ", "bold green"), line))
     for line in report.unexplained:
         console.print(Text.assemble(("unknown  ", "bold yellow"), f"This message is not known: {line}"))
-    if report.unexplained:
-        console.print(Text("         For a build log, use `torchtailor diagnose LOG`."))
+    if report.log is not None and not report.log.clean:
+        _print_log(report.log)
+
+
+def _print_log(log: Diagnosis) -> None:
+    """Where in a log the cause is, and what else it shows."""
+    from rich.text import Text
+
+    from torchtailor.cli.ui import out
+
+    console = out()
+    if log.finding is not None:
+        sure = f"{log.finding.confidence}; {log.finding.source}"
+        console.print(Text.assemble(("failure  ", "bold"), f"{log.finding.failure} ({sure})"))
+    if log.lines > 1:
+        marked = log.finding.line if log.finding else log.first_error.number if log.first_error else 0
+        console.print()
+        for line in log.context:
+            sign = ">" if line.number == marked else " "
+            console.print(Text(f"{sign} {line.number:>7}  {line.text[:300]}", style="bold" if sign == ">" else ""))
+    if log.others:
+        also = ", ".join(f"{other.failure} (line {other.line})" for other in log.others)
+        console.print(f"\nAlso found, later or less certain: {also}.", markup=False)
+    if log.percent is not None:
+        console.print(f"The build had reached {log.percent:.0f} %.", markup=False)

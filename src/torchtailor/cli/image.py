@@ -14,6 +14,7 @@ from torchtailor.cli import _cut, _options
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from torchtailor.surgery.cut import Cut
     from torchtailor.tailoring.image.result import ImageReport, ImageResult
 
 _PLACES = "Where images are"
@@ -118,7 +119,7 @@ def _print(report: ImageReport, console: Console) -> None:
         if len(report.images) > 1:
             console.print(f"\n{image.platform}", markup=False)
         _print_tables(image, console)
-        for line in _summary(image, dry_run=report.options.cut.dry_run):
+        for line in _summary(image, report.options.cut):
             console.print(line, markup=False)
         for warning in _warnings(image):
             err().print(f"warning: {warning}", markup=False)
@@ -170,7 +171,7 @@ def _print_tables(image: ImageResult, console: Console) -> None:
             console.print(f"and {len(more)} more: {human_bytes(before)} -> {human_bytes(after)}.", markup=False)
 
 
-def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:
+def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:
     from collections import Counter
 
     from torchtailor.cli.ui import human_bytes
@@ -198,9 +199,10 @@ def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:
         yield f"--nvidia would save another {human_bytes(image.could_save)} (read `torchtailor help licences` first)."
     if image.dropped_files:
         size = human_bytes(sum(file.size for file in image.dropped_files))
-        verb = "Would leave" if dry_run else "Left"
+        verb = "Would leave" if cut.dry_run else "Left"
         rules = ", ".join(dict.fromkeys(file.rule for file in image.dropped_files))
         yield f"{verb} out {counted(len(image.dropped_files), 'file')} of {size} ({rules})."
+    yield from _cut.said_of_packs([one.result for one in image.changed], cut)
     if image.droppable:
         could = ", ".join(f"{rule} {human_bytes(size)}" for rule, (_, size) in image.droppable.items())
         yield f"--drop could leave out: {could}."

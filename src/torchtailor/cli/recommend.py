@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.advise.recommendation.request import Workload
+from torchtailor.catalog.methods import Basis
 from torchtailor.cli._options import method_names
 from torchtailor.core.errors import ExitCode
 
@@ -47,6 +48,7 @@ def command(
             metavar="wheel|source|nix", autocompletion=method_names, help="Only this build method; wheel is preferred."
         ),
     ] = None,
+    explain: Annotated[bool, typer.Option("--why", help="Also list what else runs, and what was rejected.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
@@ -55,15 +57,19 @@ def command(
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._age import say_if_old
     from torchtailor.cli.ui import out, print_json
-    from torchtailor.core.pythons import python_of_environment
+    from torchtailor.core.pythons import python_of_environment, running_python
     from torchtailor.trees.artifact.sites import active_environment
 
     catalog = load_catalog()
     say_if_old(catalog)
     here = source is None and not gpu and cpu is None
     environment = into or (active_environment() if here else None)
+    choices = (python, release, via, driver, jetpack)
+    found_by_install = here and choices == (None,) * len(choices) and workload is Workload.GENERAL
     if python is None and environment is not None:
         python = python_of_environment(environment)
+    if python is None and here:
+        python = running_python()  # which `install` takes for a new environment
     answer = recommend(
         load(source) if source is not None else None,
         gpus=gpu or (),
@@ -75,12 +81,13 @@ def command(
         release=release,
         method=via,
         into=str(into) if into else ".venv" if here and environment is None else None,
+        here=found_by_install,
         catalog=catalog,
     )
     if json:
         print_json("recommend", answer)
     else:
-        for line in _lines(answer, catalog):
+        for line in _lines(answer, catalog, explain=explain):
             out().print(_indented(line) if out().is_terminal else line, soft_wrap=line.no_wrap)
     return ExitCode.OK if answer.best else ExitCode.NO_MATCH
 
@@ -98,22 +105,18 @@ def _indented(line: Text) -> Text | Table:
     return drawn
 
 
-def _lines(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
-    """The answer as people read it."""
+def _lines(answer: Recommendation, catalog: Catalog, *, explain: bool) -> Iterator[Text]:
+    """The answer as people read it: what to run and why, then the rest."""
     from rich.text import Text
 
+    yield from _answer(answer, catalog)
+    yield Text()
     yield Text(f"Machine: {answer.machine}")
     for note in answer.notes:
         yield Text(f"Note: {note}", style="yellow")
-    yield Text()
-    if answer.best is None:
-        depends = any(alternative.kind == "jetpack" for alternative in answer.alternatives)
-        text = "It depends on the JetPack: see below." if depends else "No variant in the matrix runs on this machine."
-        yield Text(text, style="bold red")
-    else:
-        phrase = catalog.method(answer.best.method).phrase
-        yield Text.assemble("Recommended: ", (answer.best.variant, "bold green"), f", {phrase}")
-        for reason in answer.best.reasons:
+    if answer.best is not None:
+        yield Text.assemble("Variant: ", (answer.best.variant, "bold"))
+        for reason in answer.best.reasons[1:]:
             yield Text(f"{_POINT}{reason}")
     if answer.upgrades:
         yield from _heading("Upgrades")
@@ -126,17 +129,49 @@ def _lines(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
         yield from _heading("Alternatives")
         for alternative in answer.alternatives:
             yield from _alternative(alternative)
-    if answer.other_variants:
-        yield from _heading("Other variants that run")
-        yield from _picks(answer.other_variants)
-    yield from _others(answer)
-    yield from _commands(answer)
+    yield from _others(answer) if explain else _how_to_see_others(answer)
+    if answer.stock_command:
+        yield from _heading(
+            "Or the official wheel as it is, with the code for all GPUs" if _cut(answer) else "Or with pip"
+        )
+        yield _to_copy(f"  {answer.stock_command}")
+
+
+def _answer(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
+    """Two lines for whoever reads no further: the command, and what it does."""
+    from rich.text import Text
+
+    best = answer.best
+    if best is None:
+        depends = any(alternative.kind == "jetpack" for alternative in answer.alternatives)
+        text = "It depends on the JetPack: see below." if depends else "No variant in the matrix runs on this machine."
+        yield Text(text, style="bold red")
+        return
+    assert answer.command is not None
+    yield _to_copy(answer.command, "bold green")
+    cuda = f"with CUDA {best.cuda}" if best.cuda else "without CUDA"
+    method = catalog.method(best.method)
+    how = ", cut to the code that this GPU runs" if _cut(answer) else ""
+    phrase = f"from the official wheel{how}" if method.basis is Basis.WHEEL else method.phrase
+    why = best.reasons[0].removeprefix(f"PyTorch {best.pytorch} is ")
+    yield Text(f"PyTorch {best.pytorch} {cuda} for Python {best.python}, {phrase}: {why}")
+    if best.variant not in answer.command:
+        text = "The indexes were not looked at: where they do not have it, this installs the newest release they have."
+        yield Text(text, style="dim")
+
+
+def _cut(answer: Recommendation) -> bool:
+    """Whether the command cuts GPU code out of the official wheel."""
+    return answer.stock_command is not None and answer.best is not None and answer.best.gpu is not None
 
 
 def _others(answer: Recommendation) -> Iterator[Text]:
-    """What was not chosen: compiling, and variants that do not run."""
+    """What was not chosen: other variants, compiling, and variants that do not run."""
     from rich.text import Text
 
+    if answer.other_variants:
+        yield from _heading("Other variants that run")
+        yield from _picks(answer.other_variants)
     if answer.compiling:
         yield from _heading("Compiling for this CPU")
         yield Text(f"{_POINT}{answer.compiling}")
@@ -146,14 +181,14 @@ def _others(answer: Recommendation) -> Iterator[Text]:
             yield Text.assemble(_POINT, (rejection.what, "bold"), f": {rejection.reason}")
 
 
-def _commands(answer: Recommendation) -> Iterator[Text]:
-    """What to run next."""
-    if answer.command:
-        yield from _heading("To install it" if answer.stock_command else "To build it")
-        yield _to_copy(f"  {answer.command}")
-    if answer.stock_command:
-        yield from _heading("The official wheel instead, uncut")
-        yield _to_copy(f"  {answer.stock_command}")
+def _how_to_see_others(answer: Recommendation) -> Iterator[Text]:
+    from rich.text import Text
+
+    counts = [(len(answer.other_variants), "that also run"), (len(answer.rejected), "that do not")]
+    parts = [f"{count} {what}" for count, what in counts if count]
+    if parts:
+        yield Text()
+        yield Text(f"Other variants: {' and '.join(parts)}. Add --why to list them.")
 
 
 def _heading(text: str) -> Iterator[Text]:
@@ -178,8 +213,8 @@ def _alternative(alternative: Alternative) -> Iterator[Text]:
         yield _to_copy(f"      {line}")
 
 
-def _to_copy(line: str) -> Text:
+def _to_copy(line: str, style: str = "cyan") -> Text:
     """Left in one line for whoever copies it, however narrow the window is."""
     from rich.text import Text
 
-    return Text(line, style="cyan", no_wrap=True)
+    return Text(line, style=style, no_wrap=True)

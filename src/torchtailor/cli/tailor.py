@@ -173,15 +173,10 @@ def _print_leftovers(report: TailorReport) -> None:
         rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
         stays = f" Of others, {rest} stays." if rest else ""
         out().print(f"No longer required: {gone or 'nothing'}.{stays}", markup=False)
-    if moved := [library for result in results for library in result.changed if library.moved]:
-        size = human_bytes(sum(library.pack_size for library in moved))
-        wheels = any(result.pack_wheels for result in results)  # the size of each is below
-        if report.options.no_pack:
-            made = f"{'would be' if report.options.dry_run else 'was'} left out: no pack was asked for"
-        else:
-            made = "would go to packs" if report.options.dry_run else "is in packs" + ("" if wheels else f" of {size}")
-        what = "The GPU code" if report.options.split else "What the workload does not use"
-        out().print(f"{what} of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False)
+    wheels = any(result.pack_wheels for result in results)  # the size of each is below
+    libraries = [library for result in results for library in result.changed]
+    for line in _cut.said_of_packs(libraries, report.options, sizes=not wheels):
+        out().print(line, markup=False)
     for pack in (pack for result in results for pack in result.pack_wheels):
         out().print(f"For {pack.target}: {pack.path} ({human_bytes(pack.size)}).", markup=False)
     if unopened := sum(result.unopened for result in results):

@@ -67,6 +67,6 @@ def _unknown(errors: str, tail: Sequence[str]) -> NixFailure:
         last = next((line.strip() for line in reversed(tail) if line.strip()), "it printed nothing")
         what = builder["name"].removesuffix(".drv") if builder else "The build"
         message = f"{what} failed; its last line is: {last}."
-        return NixFailure(BUILDER_FAILED, message, "`torchtailor diagnose` explains a log.")
+        return NixFailure(BUILDER_FAILED, message, "`torchtailor doctor LOG` explains a log.")
     first = next((line.strip() for line in errors.splitlines() if line.strip()), "it printed no message")
     return NixFailure(UNKNOWN, f"Nix failed: {first.removeprefix('error:').strip()}.", "The log has more.")

@@ -17,9 +17,9 @@ from torchtailor.core.errors import BadInputError
 from torchtailor.oci.compression import LayerCompression
 from torchtailor.oci.descriptor import Descriptor, MediaType, Platform
 from torchtailor.oci.manifests import to_oci
-from torchtailor.oci.transports.base import Document
+from torchtailor.oci.transports.base import Document, ImageSource
 
-CONFIG_LIMIT = 16 << 20  # bytes; real ones have a few kB
+_CONFIG_LIMIT = 16 << 20  # bytes; real ones have a few kB
 MOST_LAYERS = 1000  # docker and containerd take 127
 
 _AGAIN = "Fetch or build the image again."
@@ -32,6 +32,7 @@ _LAYERS = {
 _LAYER_TYPES = frozenset(kind.value for pair in _LAYERS.values() for kind in pair) | {MediaType.DOCKER_LAYER_ZSTD.value}
 # Annotations that describe the bytes of a layer for who fetches it in parts: they are not true of a new one.
 _OF_PARTS = ("io.github.containers.zstd-chunked.", "containerd.io/snapshot/", "io.containers.")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # as images name processors
 _ATTESTATION = "vnd.docker.reference.type"
 
 
@@ -127,10 +128,24 @@ class ImageConfig:
             )
         return cls(document, tuple(ids))
 
+    @classmethod
+    def read(cls, source: ImageSource, manifest: ImageManifest) -> ImageConfig:
+        """The configuration that a manifest names."""
+        wanted, where = manifest.config, source.name
+        if wanted.size > _CONFIG_LIMIT:
+            raise BadInputError(f"The configuration of {where} is too large: {wanted.size} bytes.", _AGAIN)
+        with source.blob(wanted) as pieces:
+            return cls.parse(b"".join(pieces), len(manifest.layers), where)
+
     @property
     def platform(self) -> str:
         parts = (self.data.get(key) for key in ("os", "architecture", "variant"))
         return "/".join(str(part) for part in parts if part)
+
+    @property
+    def machine(self) -> str:
+        """The processor as the kernel names it; empty for others."""
+        return next((name for name, own in ARCHITECTURES.items() if own == self.data.get("architecture")), "")
 
     @property
     def labels(self) -> Mapping[str, Any]:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.oci.compression import LayerWriter, WrittenLayer
 from torchtailor.oci.filesystem import LayerFile
-from torchtailor.oci.tarstream import TarReader, new_member, with_size
+from torchtailor.oci.tarstream import LayerMember, TarReader, new_member, with_size
 
 _PIECE = 1 << 20
 _BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class NewMember:
+    """A file that a layer gets, or a folder, which has no content."""
+
+    path: str
+    content: Path | bytes | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,7 @@ class LayerChanges:
     gone: frozenset[int]
     replaced: Mapping[int, Path | bytes]
     sizes: Mapping[int, int]  # of what replaces them
-    added: Mapping[int, tuple[str, bytes]]  # files that come after a member
+    added: Mapping[int, Sequence[NewMember]]  # what comes after a member
 
     def __bool__(self) -> bool:
         return bool(self.gone or self.replaced)
@@ -31,27 +40,26 @@ class LayerChanges:
         """Read the old layer, and write the new one."""
         reader = TarReader(tar, where)
         for member in reader:
-            if member.number in self.gone:
-                continue
-            new = self.replaced.get(member.number)
-            if new is None:
-                writer.write(member.blocks)
-                for piece in reader.data():
-                    writer.write(piece)
-                writer.write(reader.padding())
-                continue
-            size = self.sizes[member.number]
-            writer.write(with_size(member, size))
-            for piece in _content(new):
-                writer.write(piece)
-            writer.write(bytes(-size % _BLOCK))
-            if beside := self.added.get(member.number):
-                path, data = beside
-                name = member.name[: member.name.rfind(b"/") + 1] + os.fsencode(path.rpartition("/")[2])
-                writer.write(new_member(member, name, len(data)) + data + bytes(-len(data) % _BLOCK))
+            if member.number not in self.gone:
+                self._write_member(reader, member, writer)
+            for new in self.added.get(member.number, ()):
+                writer.write(new_member(member, _spelled(new.path, member), new.size, folder=new.content is None))
+                _write_content(new.content or b"", new.size, writer)
         for piece in reader.trailer():
             writer.write(piece)
         return writer.finish()
+
+    def _write_member(self, reader: TarReader, member: LayerMember, writer: LayerWriter) -> None:
+        new = self.replaced.get(member.number)
+        if new is None:
+            writer.write(member.blocks)
+            for piece in reader.data():
+                writer.write(piece)
+            writer.write(reader.padding())
+        else:
+            size = self.sizes[member.number]
+            writer.write(with_size(member, size))
+            _write_content(new, size, writer)
 
     def unpacked_after(self, before: int, files: Iterable[LayerFile]) -> int:
         """What the layer would unpack to, but for a few blocks of headers."""
@@ -62,13 +70,21 @@ class LayerChanges:
                 total -= old + _BLOCK
             elif (size := self.sizes.get(file.number)) is not None:
                 total += size + -size % _BLOCK - old
-        return total + sum(_BLOCK + len(data) + -len(data) % _BLOCK for _, data in self.added.values())
+        added = [new.size for several in self.added.values() for new in several]
+        return total + sum(_BLOCK + size + -size % _BLOCK for size in added)
 
 
-def _content(new: Path | bytes) -> Iterator[bytes]:
+def _spelled(path: str, like: LayerMember) -> bytes:
+    """A path as the layer spells its own, some of which begin with `./`."""
+    start = b"./" if like.name.startswith(b"./") else b"/" if like.name.startswith(b"/") else b""
+    return start + os.fsencode(path)
+
+
+def _write_content(new: Path | bytes, size: int, writer: LayerWriter) -> None:
     if isinstance(new, bytes):
-        yield new
-        return
-    with new.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            yield piece
+        writer.write(new)
+    else:
+        with new.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                writer.write(piece)
+    writer.write(bytes(-size % _BLOCK))

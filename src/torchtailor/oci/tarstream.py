@@ -268,8 +268,8 @@ def with_size(member: LayerMember, size: int) -> bytes:
     return b"".join(out)
 
 
-def new_member(like: LayerMember, name: bytes, size: int) -> bytes:
-    """The header of a new file beside another, with its owner, mode and time."""
+def new_member(like: LayerMember, name: bytes, size: int, *, folder: bool = False) -> bytes:
+    """The header of a new file, or folder, with the owner, time and (for files) mode of another file."""
     records: dict[bytes, bytes] = {}
     position = 0
     while (header := like.blocks[position : position + BLOCK])[156:157] in (_PAX, GLOBAL, _LONG_NAME, _LONG_LINK):
@@ -281,7 +281,8 @@ def new_member(like: LayerMember, name: bytes, size: int) -> bytes:
     kept = {key: value for key, value in records.items() if key in _OF_OWNER}
     if len(name) > 100:
         kept[b"path"] = name
-    plain = name[:100].ljust(100, b"\0") + header[100:156] + b"0" + bytes(100) + header[257:345] + bytes(167)
+    mode, kind = (b"0000755\0", b"5") if folder else (header[100:108], b"0")
+    plain = name[:100].ljust(100, b"\0") + mode + header[108:156] + kind + bytes(100) + header[257:345] + bytes(167)
     out = [_sized(plain, size)]
     if kept:
         data = b"".join(_record(key, value) for key, value in kept.items())

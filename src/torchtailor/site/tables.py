@@ -100,7 +100,7 @@ def _gpu_row(gpu: Gpu) -> tuple[Cell, ...]:
         Cell(driver, _version_key(first or "0")),
         Cell(f"{gpu.first_cuda} to {gpu.last_cuda}" if gpu.last_cuda else f"from {gpu.first_cuda}",
              _version_key(str(gpu.first_cuda))),
-        Cell(f"{features.tensor_cores}" if features and features.tensor_cores else "none"),
+        Cell("not known" if features is None else f"{features.tensor_cores}" if features.tensor_cores else "none"),
         Cell(", ".join(features.formats) if features else ""),
         Cell(", ".join(features.memory) if features else ""),
         Cell(", ".join(sorted(gpu.hosts))),

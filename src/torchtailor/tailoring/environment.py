@@ -4,7 +4,7 @@ the environment is usable throughout."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,13 +40,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, site / STATE_FOLDER, options)
         progress.begin(str(site), sum(job.size for job in jobs))
-        owners = {job.name: job.packages for job in jobs}
-        done = []
-        for job, result in run_all(stage, jobs, processes=options.workers):
-            done.append(result)
-            stripped.note(owners[job.name], result)
-            progress.advance(job.size)
-        done = [one if stripped.wanted(owners[one.path], one) else one.with_symbols() for one in done]
+        done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
     check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
@@ -55,12 +49,16 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         _check_earlier(site, chains, options)
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, journal.folder, options)
+        already = {job.name: job.size for job in jobs if _is_cut(chains.get(job.name, ()), options.document)}
+        jobs = [job for job in jobs if job.name not in already]
+        skipped += [LibraryResult.not_read(LibraryStatus.UNCHANGED, *named, _ALREADY_CUT) for named in already.items()]
         to_drop = sum(file.size for file in plan.dropped.values())
         progress.begin(str(site), sum(job.size for job in jobs) + to_drop)
+        stripped.note_earlier(chains)
         known = {path: chain[-1].state_after for path, chain in chains.items()}
-        changes = InPlace(journal, options.document, known)
+        changes = InPlace(journal, plan.tree, options.document, known)
         try:
-            done = list(_cut_all(changes, chains, jobs, options, progress, stripped))
+            done = list(_cut_all(jobs, changes.replace_library, stripped, options, progress))
             outcome = _result(plan, [*done, *skipped], (), (), options)
             if not outcome.useless_for_target:
                 dropped, notes = changes.leave_out(plan, options, progress)
@@ -136,40 +134,36 @@ def _depends_on_targets(change: Change) -> bool:
 
 
 def _cut_all(
-    changes: InPlace,
-    chains: Chains,
     jobs: Sequence[PlaceJob],
+    put: Callable[[PlaceJob, LibraryResult], LibraryResult],
+    stripped: _Stripped,
     options: Cut,
     progress: Progress,
-    stripped: _Stripped,
 ) -> Iterator[LibraryResult]:
-    stripped.note_earlier(chains)
-    to_do = []
-    for job in jobs:
-        if job.name in chains and _of_libraries(chains[job.name][-1].options) == _of_libraries(changes.document):
-            progress.advance(job.size)
-            yield LibraryResult.not_read(LibraryStatus.UNCHANGED, job.name, job.size, _ALREADY_CUT)
-        else:
-            job.target.parent.mkdir()
-            to_do.append(job)
-    by_name = {job.name: job for job in to_do}
+    """Cut libraries, and put each in place as soon as it is known that it may lose its symbol tables."""
+    by_name = {job.name: job for job in jobs}
     waiting: list[LibraryResult] = []
-    for done, staged in run_all(stage, to_do, processes=options.workers):
+    for done, staged in run_all(stage, jobs, processes=options.workers):
         progress.advance(done.size)
         waiting.append(staged)
-        if staged.status is LibraryStatus.STRIPPED and not stripped.wanted(by_name[staged.path].packages, staged):
+        if not stripped.wanted(by_name[staged.path].packages, staged):
             continue  # until GPU code of its package is found, or there is none
         for one in _in_order(waiting):
             job = by_name[one.path]
             if not stripped.wanted(job.packages, one):
                 continue
             waiting.remove(one)
-            result = changes.replace_library(job, one)
+            result = put(job, one)
             stripped.note(job.packages, result)
             yield result
     for one in waiting:
         by_name[one.path].target.unlink(missing_ok=True)
         yield one.with_symbols()
+
+
+def _is_cut(chain: Sequence[Change], options: CutDocument) -> bool:
+    """Whether a library was cut with the same options."""
+    return bool(chain) and _of_libraries(chain[-1].options) == _of_libraries(options)
 
 
 def _of_libraries(options: CutDocument) -> CutDocument:

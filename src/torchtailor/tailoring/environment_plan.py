@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta
 from torchtailor.tailoring.journal import STATE_FOLDER
 from torchtailor.tailoring.libraries import LibraryJob, is_library
-from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place
-from torchtailor.tailoring.tree import InstalledTree, is_refused, left_out_of
+from torchtailor.tailoring.tree import InstalledTree, left_out_of
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.installed import InstalledDistribution, installed_in, owners_by_file
@@ -47,6 +46,11 @@ def _has_packages(folder: Path) -> bool:
     return any(folder.glob("*.dist-info")) or (folder / STATE_FOLDER).is_dir()
 
 
+class _EnvironmentTree(InstalledTree):
+    def brings_back(self, path: str) -> str:
+        return "`torchtailor restore`"
+
+
 @dataclass(frozen=True)
 class EnvironmentPlan:
     """The files of an environment and whose they are, and those that rules leave out."""
@@ -67,7 +71,7 @@ class EnvironmentPlan:
             if (site / name).is_file() and not (is_shared_name(name) and is_placeholder(site / name))
         }
         sizes = {name: (site / name).lstat().st_size for name in found}
-        tree = InstalledTree(site, sizes, owners)
+        tree = _EnvironmentTree(site, sizes, owners)
         left_out = left_out_of(tree, options)
         dropped = left_out.files
         root = site.resolve()
@@ -88,7 +92,7 @@ def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[P
     second_names = {name for names in links.values() for name in names}
     for name, owners in found.items():
         path = site / name
-        if name in second_names or not is_library(path):
+        if name in second_names or not is_library(plan.tree.file(name)):
             continue
         size = path.stat().st_size
         folder = path.parent.resolve()
@@ -100,18 +104,17 @@ def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[P
             skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
         else:
             jobs.append(
-                PlaceJob(
+                PlaceJob.of(
+                    plan.tree,
                     name,
                     size,
                     path,
                     state / "staging" / str(len(jobs)) / path.name,
                     options,
-                    is_refused(plan.tree, name),
-                    pack_place(site, name, options, pack_folder(folder_name(owners[0].metadata.name))),
-                    owners,
-                    state / "removed" if options.keep_removed else None,
-                    stamp_of(path),
-                    tuple((other, found[other]) for other in links.get(name, ())),
+                    owners=owners,
+                    removed=state / "removed" if options.keep_removed else None,
+                    seen=stamp_of(path),
+                    second_names=tuple((other, found[other]) for other in links.get(name, ())),
                 )
             )
     return jobs, skipped
@@ -131,8 +134,7 @@ def _second_names(site: Path, names: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class PlaceJob(LibraryJob):
-    """One installed library: cut into the staging folder; what is needed to restore it goes to `removed`. Its pack is
-    where it will be in the environment."""
+    """One installed library: cut into the staging folder; what is needed to restore it goes to `removed`."""
 
     owners: tuple[InstalledDistribution, ...] = ()
     removed: Path | None = None
@@ -164,10 +166,9 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 def stage(job: PlaceJob) -> LibraryResult:
     """In a worker: cut a library into the staging folder; the environment is not touched."""
-    pack = job.pack
-    if pack and pack.folder and job.options.packs is None:
-        pack = replace(pack, folder=job.target.parent / "pack")
-    result = job.cut(durable=True, pack=pack)
+    if not job.options.dry_run:
+        job.target.parent.mkdir()
+    result = job.cut(durable=True)
     if result.status.changed and job.removed and not job.options.dry_run:
         delta = job.target.with_name("removed")
         write_delta(job.source, job.target, delta, result.sha256_in)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,17 +29,10 @@ from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.left_out import read_chunks, stand_ins
-from torchtailor.tailoring.libraries import LibraryJob, cut_strictly, is_library
+from torchtailor.tailoring.left_out import stand_ins
+from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
-from torchtailor.tailoring.packs import (
-    check_tools,
-    folder_name,
-    libraries_below,
-    pack_folder,
-    pack_place,
-    put_hook,
-)
+from torchtailor.tailoring.packs import check_tools, libraries_below, packs_beside
 from torchtailor.tailoring.places import (
     check_folder_place,
     check_library_place,
@@ -51,20 +44,17 @@ from torchtailor.tailoring.tree import (
     FileState,
     Gone,
     InstalledTree,
+    NewFile,
     StripRule,
     changed_rows,
-    is_refused,
     left_out_of,
+    new_rows,
     stripped_with,
 )
 from torchtailor.trees.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.trees.artifact.libraries import is_shared_name, loose_code_files, may_be_elf
-from torchtailor.trees.licences import needs_nvidia_option
 from torchtailor.trees.wheels.distribution import MANIFEST
-from torchtailor.trees.wheels.record import FileHash, RecordRow
-from torchtailor.workload.pack import PACK_FOLDER
 
 _NO_DISTRIBUTIONS = ("__pycache__", "include")
 _FILES_AT_ONCE = 256
@@ -96,16 +86,20 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
         listing = _Listing.of(folder)
         installed, left_alone = find_installed(folder, listing.dist_infos)
         with staging_folder(existing_parent(output.parent)) as scratch:
-            owners = owners_by_file(installed)
-            sizes = listing.sizes
-            whole_tree = InstalledTree(folder, sizes, owners)
-            left_out = left_out_of(whole_tree, options)
+            target = scratch / "tree"
+            tree = InstalledTree(folder, listing.sizes, owners_by_file(installed))
+            left_out = left_out_of(tree, options)
             dropped = left_out.files
-            tree = _Tree(listing, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
-            if not tree.libraries and not any(loose_code_files([folder])):
+            copy = _Copy(listing, tree, target, dropped, copying=not options.dry_run)
+            if not copy.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
-            jobs = _jobs(whole_tree, scratch / "tree", tree.libraries, options)
-            every: list[LibraryJob | _CopyJob] = [*jobs, *tree.copies()]
+            jobs = [
+                LibraryJob.of(
+                    tree, name, size, folder / name, target / name, options, packs=target / packs_beside(tree, name)
+                )
+                for name, size in copy.libraries.items()
+            ]
+            every: list[LibraryJob | _CopyJob] = [*jobs, *copy.jobs()]
             work = run_all(_do, every, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in every))
             results = {}
@@ -115,27 +109,29 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 progress.advance(job.size)
             results = _whole_where_wanted(jobs, results, asked=asked)
             libraries = tuple(results[name] for name in sorted(results))
-            gone = tree.size_of_dropped
-            before = tree.size_of_others + gone + sum(library.size_before for library in libraries)
-            after = tree.size_of_others + sum(library.size_after for library in libraries)
+            before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
+            after = copy.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
             whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
             kept = tuple(left_out.refused.values())
-            unopened = options.unopened(left_out.others(sizes))
+            unopened = options.unopened(left_out.others(tree.sizes))
             whole = replace(whole, notes=left_alone, dropped_files=tuple(dropped.values()), unopened=unopened)
             whole = replace(whole, kept_files=kept)
             if options.dry_run or whole.useless_for_target:
                 return whole
-            tree.link_second_names()
-            added = _put_hooks(folder, scratch / "tree", owners, results, options)
-            _put_stand_ins(folder, scratch / "tree", owners, dropped, sizes, added)
-            _update_records(folder, scratch / "tree", installed, results, frozenset(dropped), added)
+            copy.link_second_names()
+            by_name = sorted(jobs, key=lambda job: job.name)
+            added = [file for job in by_name for file in job.added(tree, results[job.name])]
+            added += stand_ins(tree, dropped).values()
+            for file in added:
+                file.put((target / file.path).parent)
+            _update_records(tree, target, installed, results, dropped, added)
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
             document = manifest(options, names, {}, libraries, dropped.values())
-            (scratch / "tree" / MANIFEST).write_bytes(document)
-            tree.set_modes()
-            check_nothing_lost(output, scratch / "tree")
-            replace_folder(scratch / "tree", output)
+            (target / MANIFEST).write_bytes(document)
+            copy.set_modes()
+            check_nothing_lost(output, target)
+            replace_folder(target, output)
     return replace(whole, output=output)
 
 
@@ -165,16 +161,17 @@ def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | 
         trial = tailor_file(library, output, replace(options, dry_run=True), Progress())
         if trial.useless_for_target:
             return replace(trial, dry_run=False)
-    proprietary = needs_nvidia_option(library.name, None)
+    tree = InstalledTree(library.parent, {library.name: library.stat().st_size})
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
         if not options.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(target.parent)
-        pack = pack_place(target.parent, library.name, options)
-        cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True, pack=pack)
-        if cut.pack:
-            put_hook(target.parent / pack_folder(), target)
+        packs = target.parent / packs_beside(tree, library.name)
+        job = LibraryJob.of(tree, library.name, 0, library, target, options, packs=packs)
+        cut = job.cut_strictly(durable=True)
+        for file in job.added(tree, cut):
+            file.put(packs)
         progress.advance(cut.size_before)
         if not StripRule(asked=asked).wanted((), cut):
             if not options.dry_run:
@@ -247,11 +244,14 @@ class _Listing:
         return {path: status.st_size for path, status in self.files if path not in self.links_to_folders}
 
 
-class _Tree:
+class _Copy:
     """The copy of a folder: its subfolders are made at once, its libraries by the workers."""
 
-    def __init__(self, listing: _Listing, target: Path, dropped: frozenset[str], *, copying: bool) -> None:
+    def __init__(
+        self, listing: _Listing, tree: InstalledTree, target: Path, dropped: Collection[str], *, copying: bool
+    ) -> None:
         self._source = str(listing.folder)
+        self._tree = tree
         self._dropped = dropped
         self._target = target
         self._copying = copying
@@ -262,7 +262,7 @@ class _Tree:
         self._first_names: dict[tuple[int, int], str] = {}
         self._dropped_files: dict[tuple[int, int], int] = {}
         self.size_of_others = 0
-        self.libraries: list[Path] = []
+        self.libraries: dict[str, int] = {}  # with their sizes
         for below, mode in listing.folders if copying else ():
             place = target / below
             place.mkdir(parents=True)
@@ -277,16 +277,14 @@ class _Tree:
         if stat.S_ISLNK(status.st_mode):
             self._links.append(below)
             return
-        path = f"{self._source}/{below}"
         if not stat.S_ISREG(status.st_mode):
-            raise BadInputError(f"{path} is neither a file nor a folder.", "Remove it from the folder.")
+            raise BadInputError(f"{self._source}/{below} is neither a file nor a folder.", "Remove it from the folder.")
         first = self._first_names.setdefault((status.st_dev, status.st_ino), below) if status.st_nlink > 1 else below
         if first is not below:
             self._second_names.append((first, below))
             return
-        name = below.rpartition("/")[2]
-        if (is_shared_name(name) or may_be_elf(name)) and is_library(Path(path)):
-            self.libraries.append(Path(path))
+        if (is_shared_name(below) or may_be_elf(below)) and is_library(self._tree.file(below)):
+            self.libraries[below] = status.st_size
         else:
             self.size_of_others += status.st_size
             self._others.append((below, status.st_size))
@@ -296,7 +294,7 @@ class _Tree:
         """The bytes of files none of whose names is copied."""
         return sum(size for file, size in self._dropped_files.items() if file not in self._first_names)
 
-    def copies(self) -> Iterator[_CopyJob]:
+    def jobs(self) -> Iterator[_CopyJob]:
         """The work of copying what is no library; links are made at once."""
         for below in self._links if self._copying else ():
             (self._target / below).symlink_to(os.readlink(f"{self._source}/{below}"))  # noqa: PTH115
@@ -322,84 +320,13 @@ class _Tree:
             folder.chmod(mode & 0o7777)
 
 
-def _jobs(tree: InstalledTree, target: Path, libraries: list[Path], options: Cut) -> list[LibraryJob]:
-    jobs = []
-    for path in libraries:
-        name = path.relative_to(tree.folder).as_posix()
-        pack = pack_place(target, name, options, _packs_of(tree.folder, name, tree.owners))
-        refused = is_refused(tree, name)
-        jobs.append(LibraryJob(name, path.stat().st_size, path, target / name, options, refused, pack))
-    return jobs
-
-
-def _packs_of(folder: Path, name: str, owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> str:
-    """Where packs of a library go: in the site-packages of its distribution, if it belongs to one."""
-    owner = next(iter(owners.get(name, ())), None)
-    if owner is None:
-        return pack_folder()
-    site = owner.dist_info.parent.relative_to(folder).as_posix()
-    return f"{site}/{pack_folder(folder_name(owner.metadata.name))}".removeprefix("./")
-
-
-def _put_hooks(
-    folder: Path,
-    tree: Path,
-    owners: Mapping[str, tuple[InstalledDistribution, ...]],
-    results: Mapping[str, LibraryResult],
-    options: Cut,
-) -> dict[Path, list[RecordRow]]:
-    """Put the hook where libraries look for it; the rows of it and of packs, by the distribution that has them."""
-    rows: dict[Path, dict[str, RecordRow]] = {}
-    for name, result in results.items():
-        if not (result.pack and result.status.changed):
-            continue
-        packs = _packs_of(folder, name, owners)
-        hook = put_hook(tree / packs, tree / name)
-        listed = packs[packs.index(PACK_FOLDER) :]
-        own = [RecordRow(f"{listed}/{hook.name}", FileHash.from_hex(hash_file(hook)), hook.stat().st_size)]
-        if options.packs is None and not options.no_pack:
-            own.append(RecordRow(f"{listed}/{result.pack}", FileHash.from_hex(result.pack_sha256), result.pack_size))
-        for owner in owners.get(name, ())[:1]:
-            rows.setdefault(owner.dist_info, {}).update((row.path, row) for row in own)
-    return {place: list(own.values()) for place, own in rows.items()}
-
-
-def _put_stand_ins(
-    folder: Path,
-    tree: Path,
-    owners: Mapping[str, tuple[InstalledDistribution, ...]],
-    dropped: Mapping[str, DroppedFile],
-    sizes: Mapping[str, int],
-    added: dict[Path, list[RecordRow]],
-) -> None:
-    """Write what stands in for extension modules and libraries that were left out; their rows go to those that are
-    added. A library that no package lists leaves nothing: nobody would remove it, and it would hide another of its
-    name."""
-
-    def command(name: str) -> str:
-        owner = next(iter(owners.get(name, ())), None)
-        return f"installing {owner.metadata.name} {owner.metadata.version} again" if owner else "the stock folder"
-
-    present = [name for name in sizes if name not in dropped]
-    for name, (place, text) in stand_ins(
-        dropped.values(), present, lambda name: read_chunks(folder / name), command
-    ).items():
-        if place == name and name not in owners:
-            continue
-        (tree / place).write_bytes(text)
-        for owner in owners.get(name, ())[:1]:
-            site = owner.dist_info.parent.relative_to(folder).as_posix()
-            listed = place if site == "." else place.removeprefix(f"{site}/")
-            added.setdefault(owner.dist_info, []).append(RecordRow(listed, FileHash.of(text), len(text)))
-
-
 def _update_records(
-    folder: Path,
+    tree: InstalledTree,
     target: Path,
     installed: tuple[InstalledDistribution, ...],
     results: Mapping[str, LibraryResult],
-    gone: frozenset[str],
-    added: Mapping[Path, Sequence[RecordRow]],
+    gone: Collection[str],
+    added: Sequence[NewFile],
 ) -> None:
     """A RECORD in the copy must describe the copy, also where it lists a library by its second name."""
     by_file = {_file(target / name): result for name, result in results.items() if result.status.changed}
@@ -412,10 +339,9 @@ def _update_records(
         return FileState(result.sha256_out, result.size_after) if result else None
 
     for one in installed:
-        changes = changed_rows(one.files.items(), now)
-        changes |= {row.path: row for row in added.get(one.dist_info, ())}
+        changes = changed_rows(one.files.items(), now) | new_rows(added, tree.package(one))
         if changes:
-            write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
+            write_atomically(target / one.record_path.relative_to(tree.folder), one.record.updated(changes).encode())
 
 
 def _file(path: Path) -> tuple[int, int] | None:

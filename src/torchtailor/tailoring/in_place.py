@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +16,11 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_whole
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, removed_name, stamp_of
 from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
-from torchtailor.tailoring.left_out import read_chunks, stand_ins
+from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.manifest import library_json
-from torchtailor.tailoring.packs import folder_name, pack_folder, put_hook
-from torchtailor.tailoring.tree import FileState, Gone
+from torchtailor.tailoring.tree import FileState, FileTree, Gone
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.installed import InstalledDistribution
-
-_RESTORE = "`torchtailor restore`"
 
 
 @dataclass(frozen=True)
@@ -32,6 +28,7 @@ class InPlace:
     """The changes of one run; `known` is what the files are that it has put in place or need no reading."""
 
     journal: Journal
+    tree: FileTree
     document: CutDocument
     known: dict[str, FileState | Gone]
 
@@ -62,15 +59,15 @@ class InPlace:
             return _replaced_meanwhile(job)
         give_to(job.target, job.source.lstat())
         copy_attributes(job.source, job.target)
-        added = _staged_packs(job, result)
-        rows = tuple(AddedFile(name, hash_file(file), file.stat().st_size) for name, file in added.items())
+        added = job.added(self.tree, result)
+        rows = tuple(map(AddedFile.of, added))
         for name, owners in names:
             self.journal.add(replace(_change(job, name, owners, result, self.document), added=rows))
-        for name, file in added.items():
-            place = inside(self.journal.site, name)
+        for file in added:
+            staged, place = file.put(job.target.parent / "pack"), inside(self.journal.site, file.path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            give_to(file, job.source.lstat())
-            file.replace(place)
+            give_to(staged, job.source.lstat())
+            staged.replace(place)
             sync_folder(place.parent)
         if not job.is_unchanged:  # the journal took a while; what it says of this file is dropped at the end
             return _replaced_meanwhile(job)
@@ -85,8 +82,7 @@ class InPlace:
         """Leave out what the rules name; returns these files, and why others stay."""
         changes: dict[str, tuple[Change, tuple[int, ...]]] = {}
         notes: list[str] = []
-        stays = [name for name in plan.found if name not in plan.dropped]
-        stubs = stand_ins(plan.dropped.values(), stays, lambda name: read_chunks(plan.site / name), lambda _: _RESTORE)
+        stubs = stand_ins(plan.tree, plan.dropped)
         places: dict[Path, dict[str, int]] = {}
         for name, file in plan.dropped.items():
             path, owners = plan.site / name, plan.found[name]
@@ -94,7 +90,7 @@ class InPlace:
             if other := _other_hash(name, owners, sha256):
                 notes.append(f"{name} stays: its hash is not the one in the RECORD of {other}; reinstall that package.")
                 continue
-            removed = ""
+            stub, removed = stubs.get(name), ""
             if options.keep_removed:
                 removed = f"{sha256[:24]}-{'0' * 24}"
                 staged = self.journal.staging / removed
@@ -108,14 +104,14 @@ class InPlace:
                 path=name,
                 distributions=tuple(owner.dist_info.name for owner in owners),
                 before=FileState(sha256, path.stat().st_size),
-                after=_stand_in_state(name, stubs.get(name)),
+                after=stub.state if stub and stub.path == name else None,
                 removed=removed,
                 options=self.document,
                 library=None,
                 dropped=plain(file),
                 mode=path.stat().st_mode & 0o7777,
                 record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
-                added=_stub_rows(name, stubs.get(name)),
+                added=(AddedFile.of(stub),) if stub and stub.path != name else (),
             )
             changes[name] = change, seen
             progress.advance(file.size)
@@ -130,8 +126,8 @@ class InPlace:
             self.known.pop(name, None)
             if stub := stubs.get(name):
                 status = (plan.site / name).lstat()
-                mode = change.mode if stub[0] == name else None
-                write_atomically(plan.site / stub[0], stub[1], mode=mode, owner=status, durable=True)
+                mode = change.mode if stub.path == name else None
+                write_atomically(plan.site / stub.path, stub.read(), mode=mode, owner=status, durable=True)
             if change.after is None:
                 (plan.site / name).unlink()
             self.known[name] = change.state_after
@@ -141,18 +137,6 @@ class InPlace:
         return gone, notes
 
 
-def _stand_in_state(name: str, stub: tuple[str, bytes] | None) -> FileState | None:
-    """What is in the place of a library that was left out."""
-    return FileState(hashlib.sha256(stub[1]).hexdigest(), len(stub[1])) if stub and stub[0] == name else None
-
-
-def _stub_rows(name: str, stub: tuple[str, bytes] | None) -> tuple[AddedFile, ...]:
-    """What stands in for a module that was left out, beside it."""
-    if stub is None or stub[0] == name:
-        return ()
-    return (AddedFile(stub[0], hashlib.sha256(stub[1]).hexdigest(), len(stub[1])),)
-
-
 def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str) -> str:
     """The package whose RECORD has another hash for a file; empty where none has."""
     for owner in owners:
@@ -160,18 +144,6 @@ def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str)
         if expected and expected.algorithm == "sha256" and expected.digest.hex() != sha256:
             return owner.metadata.name
     return ""
-
-
-def _staged_packs(job: PlaceJob, result: LibraryResult) -> dict[str, Path]:
-    """The pack and the hook of a library, by the path they will have in the environment."""
-    if not result.pack:
-        return {}
-    folder = pack_folder(folder_name(job.owners[0].metadata.name))
-    hook = put_hook(job.target.parent / "hook", job.target)
-    files = {f"{folder}/{hook.name}": hook}
-    if job.options.packs is None and not job.options.no_pack:
-        files[f"{folder}/{result.pack}"] = job.target.parent / "pack" / result.pack
-    return files
 
 
 def _replaced_meanwhile(job: PlaceJob) -> LibraryResult:

@@ -97,9 +97,8 @@ class TailorReport:
     def why_nothing(self) -> str:
         """Why nothing was saved: what became of the libraries, by the reason."""
         libraries = [library for result in self.results for library in result.libraries]
-        reasons = Counter(_UNCHANGED.get(one.status) or one.reason or _IMMOVABLE for one in libraries)
-        done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
-        return f"Nothing is smaller: {done or 'there are no libraries'}."
+        reasons = [_UNCHANGED.get(one.status) or one.reason or _IMMOVABLE for one in libraries]
+        return f"Nothing is smaller: {_by_reason(reasons)}."
 
     @property
     def why_not_packed(self) -> str:
@@ -109,11 +108,8 @@ class TailorReport:
             return ""
         if self.options.dry_run:
             return "What --relr would save is not known before it is done: a dry run does not count it."
-        reasons = Counter(
-            one.not_packed or _UNCHANGED.get(one.status) or one.reason or "unchanged" for one in libraries
-        )
-        done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
-        return f"--relr packed nothing: {done or 'there are no libraries'}."
+        reasons = [one.not_packed or _UNCHANGED.get(one.status) or one.reason or "unchanged" for one in libraries]
+        return f"--relr packed nothing: {_by_reason(reasons)}."
 
     @property
     def why_no_ptx(self) -> str:
@@ -141,6 +137,15 @@ class TailorReport:
             inputs=[result.document for result in self.results],
             failures=[FailedInput(one.source, one.error.message, one.error.hint) for one in self.failures],
         )
+
+
+def _by_reason(reasons: Sequence[str]) -> str:
+    """How many libraries have each reason, the commonest first."""
+    each = Counter(reasons).most_common()
+    return (
+        "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in each)
+        or "there are no libraries"
+    )
 
 
 class FailedInput(Struct):

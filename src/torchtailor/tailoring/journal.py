@@ -24,7 +24,7 @@ from torchtailor.core.trust import Limit, PathPart, RelativePath, Sha256, Size, 
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import environment_manifest
-from torchtailor.tailoring.tree import FileState, Gone, changed_rows
+from torchtailor.tailoring.tree import FileState, Gone, NewFile, changed_rows
 from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.trees.wheels.distribution import MANIFEST
 from torchtailor.trees.wheels.record import FileHash, RecordRow
@@ -54,6 +54,10 @@ class AddedFile:
     path: RelativePath
     sha256: Sha256
     size: Size
+
+    @classmethod
+    def of(cls, file: NewFile) -> AddedFile:
+        return cls(file.path, file.state.sha256, file.state.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +270,7 @@ def _added_rows(one: InstalledDistribution, chains: Chains, recorded: Chains) ->
     rows: dict[str, RecordRow | None] = {file.path: None for change in mine for file in change.added}
     for chain in chains.values():
         if chain[-1].distributions[:1] == (one.dist_info.name,):
-            rows |= {
-                file.path: RecordRow(file.path, FileHash.from_hex(file.sha256), file.size) for file in chain[-1].added
-            }
+            rows |= {file.path: FileState(file.sha256, file.size).row(file.path) for file in chain[-1].added}
     return rows
 
 

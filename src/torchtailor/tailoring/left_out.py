@@ -6,17 +6,15 @@ do. For a library it is one in its place, for which the dynamic linker says so.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from torchtailor.code.binary.placeholder import machine_of, placeholder
+from torchtailor.code.binary.placeholder import placeholder
 from torchtailor.surgery.cut import UNOPENED
+from torchtailor.tailoring.tree import FileState, FileTree, NewFile
 from torchtailor.trees.artifact.drops import DroppedFile
-from torchtailor.trees.artifact.libraries import is_shared_name
+from torchtailor.trees.artifact.libraries import is_shared_name, module_name
 
-_MODULE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?:cpython-\w+(?:-\w+)*|abi3))?\.so")
-_STEP = 1 << 20
 _START = '"""Left out by torchtailor'
 _TEXT = '''"""Left out by torchtailor (--drop-unopened): {file}"""
 
@@ -28,32 +26,34 @@ raise ModuleNotFoundError(
 
 _SENTENCE = "{file} was left out, because the program that was recorded never opened it; {command} brings it back"
 
-Read = Callable[[str], Iterable[bytes]]
 
+def stand_ins(tree: FileTree, dropped: Mapping[str, DroppedFile]) -> dict[str, NewFile]:
+    """For each extension module and library that was never opened and is left out, by its path: its stand-in, which for
+    a library has the same path.
 
-def stand_ins(
-    dropped: Iterable[DroppedFile], present: Collection[str], read: Read, command: Callable[[str], str]
-) -> dict[str, tuple[str, bytes]]:
-    """For each extension module and library that was never opened and is left out, by its path: the path and content
-    of its stand-in, which for a library is the same path.
-
-    `present` are the files that stay, `read` gives the bytes of one that does not, `command` what brings it back.
+    A library that no package lists leaves nothing: nobody would remove it, and it would hide another of its name.
     """
-    found = {}
-    for file in dropped:
+    made: dict[str, NewFile] = {}
+    present = [path for path in tree.sizes if path not in dropped]
+    for file in dropped.values():
         path = PurePosixPath(file.path)
         if file.rule != UNOPENED or not is_shared_name(path.name):
             continue
-        match = _MODULE.fullmatch(path.name)
-        if match and _has(read(file.path), f"\0PyInit_{match['name']}\0".encode()):
-            place = path.with_name(f"{match['name']}.py").as_posix()
-            package = path.with_name(match["name"]).as_posix()
-            if place not in present and not any(other.startswith(f"{package}/") for other in present):
-                found[file.path] = place, _TEXT.format(file=path.name, command=command(file.path)).encode()
-        elif machine := machine_of(bytes(next(iter(read(file.path)), b""))):
-            sentence = _SENTENCE.format(file=path.name, command=command(file.path))
-            found[file.path] = file.path, placeholder(machine, path.name, sentence)
-    return found
+        shared, package = tree.shared(file.path), next(iter(tree.packages(file.path)), None)
+        if shared.is_module:
+            name = path.with_name(module_name(path.name)).as_posix()
+            place = f"{name}.py"
+            if place in present or any(other.startswith(f"{name}/") for other in present):
+                continue
+            content = _TEXT.format(file=path.name, command=tree.brings_back(file.path)).encode()
+        elif shared.machine and package:
+            place = file.path
+            sentence = _SENTENCE.format(file=path.name, command=tree.brings_back(file.path))
+            content = placeholder(shared.machine, path.name, sentence)
+        else:
+            continue
+        made[file.path] = NewFile(place, content, FileState.of_bytes(content), package)
+    return made
 
 
 def is_stand_in(path: Path) -> bool:
@@ -62,19 +62,3 @@ def is_stand_in(path: Path) -> bool:
         return path.suffix == ".py" and path.read_bytes()[: len(_START)] == _START.encode()
     except OSError:
         return False
-
-
-def read_chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_STEP):
-            yield chunk
-
-
-def _has(chunks: Iterable[bytes], wanted: bytes) -> bool:
-    rest = b""
-    for chunk in chunks:
-        rest += bytes(chunk)
-        if wanted in rest:
-            return True
-        rest = rest[-len(wanted) :]
-    return False

@@ -7,20 +7,21 @@ nothing from another. Each has its copy of the hook; the first that is loaded se
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.code.binary.source import open_source
-from torchtailor.core.disk import copy_file
 from torchtailor.core.errors import BadInputError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import patchelf
-from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
+from torchtailor.tailoring.tree import FileTree
+from torchtailor.workload.hook import HookKind, hook_library
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
 
@@ -34,13 +35,29 @@ def pack_folder(distribution: str = "") -> str:
     return f"{PACK_FOLDER}/{distribution}" if distribution else PACK_FOLDER
 
 
-def pack_place(root: Path, library: str, options: Cut, folder: str = PACK_FOLDER) -> PackPlace | None:
-    """The place for the pack of a library, both at paths below `root`; None where no code goes to packs."""
+def packs_beside(tree: FileTree, path: str) -> str:
+    """The folder for the packs of a library and for the hook: in the site-packages of its package, if it has one."""
+    package = next(iter(tree.packages(path)), None)
+    if package is None:
+        return tree.loose_packs(path)
+    return posixpath.normpath(f"{package.site}/{pack_folder(folder_name(package.metadata.name))}")
+
+
+def folders_of_packs(path: str) -> list[str]:
+    """The folders that are made for a pack or a hook at this path, the outer one first."""
+    parts = posixpath.dirname(path).split("/")
+    first = parts.index(PACK_FOLDER) + 1
+    return ["/".join(parts[:end]) for end in range(first, len(parts) + 1)]
+
+
+def pack_place(tree: FileTree, path: str, options: Cut, packs: Path) -> PackPlace | None:
+    """Where the pack of a library is written, `packs` unless the user named a folder; None where no code goes to
+    packs."""
     if not options.packing:
         return None
-    above = PurePosixPath(library).parent.as_posix()
-    place = None if options.no_pack else options.packs or root / folder
-    return PackPlace(place, os.path.relpath(folder, above))
+    above = posixpath.dirname(tree.installed(path)) or "."
+    folder = None if options.no_pack else options.packs or packs
+    return PackPlace(folder, posixpath.relpath(packs_beside(tree, path), above))
 
 
 def check_tools(options: Cut, libraries: Iterable[Path]) -> None:
@@ -55,7 +72,7 @@ def check_tools(options: Cut, libraries: Iterable[Path]) -> None:
 
 
 def check_tools_for(options: Cut, platform: str) -> None:
-    """The same for a wheel, by its platform tag."""
+    """The same for a wheel or an image, by its platform."""
     if not options.packing or options.dry_run:
         return
     patchelf()
@@ -69,15 +86,6 @@ def libraries_below(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders.sort()
         yield from (Path(place, name) for name in sorted(names) if ".so" in name)
-
-
-def put_hook(folder: Path, library: Path) -> Path:
-    """Copy the hook for a library to where that looks for it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / HOOK_NAME
-    copy_file(hook_for(library), target)
-    target.chmod(0o644)
-    return target
 
 
 def hook_for(library: Path) -> Path:

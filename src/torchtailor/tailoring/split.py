@@ -30,8 +30,8 @@ from torchtailor.tailoring.result import PackWheel
 from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.trees.wheels.metadata import with_lines
 from torchtailor.trees.wheels.name import WheelName, labelled_version
-from torchtailor.trees.wheels.record import FileHash, Record, RecordRow
-from torchtailor.trees.wheels.write import DEFAULT_MODE, new_wheel
+from torchtailor.trees.wheels.record import FileHash
+from torchtailor.trees.wheels.write import new_wheel
 
 CHOICE = "gpu"  # the extra whose package a wheel variant chooses
 SPLIT_NOTE = "split.txt"  # beside the hook: what to install, and for which libraries
@@ -117,24 +117,18 @@ def write_pack_wheel(
         MANIFEST: _manifest(stock, options, path.name, version, libraries),
     }
     check_wheel_place(path)
-    rows: list[RecordRow] = []
     with new_wheel(path, threads=options.workers) as writer:
         for library in sorted(packs):
             pack = packs[library]
-            place = f"{pack_folder(escaped)}/{pack.name}"
-            writer.add_file(place, pack, DEFAULT_MODE)
-            rows.append(RecordRow(place, FileHash.from_hex(hash_file(pack)), pack.stat().st_size))
+            sha256 = FileHash.from_hex(hash_file(pack))
+            writer.add_file(f"{pack_folder(escaped)}/{pack.name}", pack, sha256=sha256)
         for member in stock.payload():
             own, _, rest = member.name.partition("/")
             if own == stock.dist_info and not member.is_dir and _LICENCE_FILE.match(rest):
-                row = stock.record.get(member.name)
-                writer.copy(stock.archive, member, f"{dist_info}/{rest}")
-                rows.append(RecordRow(f"{dist_info}/{rest}", row.hash if row else None, member.size))
+                writer.copy(stock.archive, member, f"{dist_info}/{rest}", stock.hash_of(member))
         for file, data in written.items():
             writer.add_bytes(f"{dist_info}/{file}", data)
-            rows.append(RecordRow(f"{dist_info}/{file}", FileHash.of(data), len(data)))
-        rows.append(RecordRow(f"{dist_info}/RECORD"))
-        writer.add_bytes(f"{dist_info}/RECORD", Record(rows).encode())
+        writer.add_record(f"{dist_info}/RECORD")
     return PackWheel(path, target, path.stat().st_size, hash_file(path))
 
 

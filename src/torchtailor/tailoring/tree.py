@@ -5,23 +5,29 @@ A wheel, a folder, an environment and the layers of an image are each a `FileTre
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from torchtailor.code.gpucode.files import CodeFile
-from torchtailor.core.disk import hash_file
+from torchtailor.core.disk import copy_file, hash_file
 from torchtailor.core.trust import Sha256, Size
 from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.trees.artifact.drops import Drops
 from torchtailor.trees.artifact.installed import InstalledDistribution
-from torchtailor.trees.artifact.libraries import LibraryFile
+from torchtailor.trees.artifact.libraries import LibraryFile, SharedFile
+from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
+from torchtailor.trees.wheels.distribution import WheelDistribution
 from torchtailor.trees.wheels.metadata import Metadata
 from torchtailor.trees.wheels.record import FileHash, RecordRow
+from torchtailor.workload.pack import PACK_FOLDER
 
 _ONE = ("",)
 
@@ -42,6 +48,10 @@ class FileState:
         except OSError:
             return None
 
+    @classmethod
+    def of_bytes(cls, data: bytes) -> FileState:
+        return cls(hashlib.sha256(data).hexdigest(), len(data))
+
     def row(self, path: str) -> RecordRow:
         return RecordRow(path, FileHash.from_hex(self.sha256), self.size)
 
@@ -52,13 +62,26 @@ class Gone(Enum):
     GONE = "gone"
 
 
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package of a tree: what it says of itself, and the path of its .dist-info folder."""
+
+    metadata: Metadata
+    dist_info: str
+
+    @property
+    def site(self) -> str:
+        """The folder that the paths in its RECORD are relative to."""
+        return posixpath.dirname(self.dist_info) or "."
+
+
 class FileTree(Protocol):
     """The files of an input, by path."""
 
     @property
     def sizes(self) -> Mapping[str, int]: ...
 
-    def packages(self, path: str) -> Sequence[Metadata]:
+    def packages(self, path: str) -> Sequence[Package]:
         """The packages whose RECORD lists a file."""
         ...
 
@@ -66,27 +89,137 @@ class FileTree(Protocol):
         """What a file of GPU code is; None for other files."""
         ...
 
+    def shared(self, path: str) -> SharedFile:
+        """What a shared library is."""
+        ...
+
+    def installed(self, path: str) -> str:
+        """Where a file is when the tree is installed."""
+        ...
+
+    def loose_packs(self, path: str) -> str:
+        """The folder for packs of a library that no package lists."""
+        ...
+
+    def brings_back(self, path: str) -> str:
+        """What brings a file back that was left out."""
+        ...
+
+
+class LocalTree:
+    """A tree whose files can be opened at any time."""
+
+    def file(self, path: str) -> LibraryFile:
+        raise NotImplementedError
+
+    def code(self, path: str) -> CodeFile | None:
+        return self.file(path).code()
+
+    def shared(self, path: str) -> SharedFile:
+        with self.file(path).open() as source:
+            return SharedFile.read(path, source)
+
+    def installed(self, path: str) -> str:
+        return path
+
+    def loose_packs(self, path: str) -> str:
+        return PACK_FOLDER
+
 
 @dataclass(frozen=True)
-class InstalledTree:
+class InstalledTree(LocalTree):
     """A folder, or the site-packages of an environment."""
 
     folder: Path
     sizes: Mapping[str, int]
-    owners: Mapping[str, tuple[InstalledDistribution, ...]]
+    owners: Mapping[str, tuple[InstalledDistribution, ...]] = field(default_factory=dict)
 
-    def packages(self, path: str) -> Sequence[Metadata]:
-        return [owner.metadata for owner in self.owners.get(path, ())]
+    def packages(self, path: str) -> Sequence[Package]:
+        return [self.package(owner) for owner in self.owners.get(path, ())]
+
+    def package(self, owner: InstalledDistribution) -> Package:
+        return Package(owner.metadata, owner.dist_info.relative_to(self.folder).as_posix())
+
+    def file(self, path: str) -> LibraryFile:
+        place = self.folder / path
+        return LibraryFile(path, "", place.stat().st_size, place)
 
     def code(self, path: str) -> CodeFile | None:
-        file = self.folder / path
-        return LibraryFile(path, "", file.stat().st_size, file).code() if file.is_file() else None
+        return super().code(path) if (self.folder / path).is_file() else None
+
+    def brings_back(self, path: str) -> str:
+        return reinstalling(self, path) or "the stock folder"
 
 
-def is_refused(tree: FileTree, path: str) -> bool:
-    """Whether only --nvidia may cut a file; of one that no package lists its name decides."""
-    packages: list[Metadata | None] = [*tree.packages(path)] or [None]
-    return any(needs_nvidia_option(path, package) for package in packages)
+@dataclass(frozen=True)
+class WheelTree(LocalTree):
+    """The files of a wheel, all of one package."""
+
+    distribution: WheelDistribution
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return {member.name: member.size for member in self.distribution.archive.files}
+
+    @property
+    def package(self) -> Package:
+        return Package(self.distribution.metadata, self.distribution.dist_info)
+
+    def packages(self, path: str) -> Sequence[Package]:
+        return (self.package,)
+
+    def file(self, path: str) -> LibraryFile:
+        wheel, member = self.distribution.path, self.distribution.archive.members[path]
+        return LibraryFile(path, wheel.name, member.size, wheel, member)
+
+    def installed(self, path: str) -> str:
+        return installed_path(path)
+
+    def brings_back(self, path: str) -> str:
+        stated = self.distribution.metadata
+        return f"`pip install --force-reinstall --no-deps {stated.name}=={stated.version}`"
+
+
+def reinstalling(tree: FileTree, path: str) -> str:
+    """What brings a file of a package back; empty for others."""
+    stated = next((package.metadata for package in tree.packages(path)), None)
+    return f"installing {stated.name} {stated.version} again" if stated else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that comes with a cut: a pack, the hook, or what stands in for a file that was left out."""
+
+    path: str  # in the tree
+    content: Path | bytes
+    state: FileState
+    package: Package | None  # whose RECORD lists it
+
+    def read(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+
+    def put(self, folder: Path) -> Path:
+        """Write it into a folder, where it may lie already."""
+        place = folder / posixpath.basename(self.path)
+        if isinstance(self.content, bytes):
+            place.write_bytes(self.content)
+        elif self.content != place:
+            folder.mkdir(parents=True, exist_ok=True)
+            copy_file(self.content, place)
+            place.chmod(0o644)
+        return place
+
+
+def new_rows(added: Iterable[NewFile], package: Package) -> dict[str, RecordRow]:
+    """The rows of files in the RECORD of their package."""
+    own = [file for file in added if file.package == package]
+    return {(path := posixpath.relpath(file.path, package.site)): file.state.row(path) for file in own}
+
+
+def is_refused(tree: FileTree, *names: str) -> bool:
+    """Whether only --nvidia may cut a file, given all its names; of one that no package lists these decide."""
+    listing: list[Metadata | None] = [package.metadata for path in names for package in tree.packages(path)]
+    return any(needs_nvidia_option(path, metadata) for path in names for metadata in listing or [None])
 
 
 def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLeftOut:
@@ -96,7 +229,7 @@ def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLe
         return None if not cut.nvidia and is_refused(tree, path) else tree.code(path)
 
     def is_nvidias(path: str) -> bool:
-        return any(map(is_proprietary, tree.packages(path)))
+        return any(is_proprietary(package.metadata) for package in tree.packages(path))
 
     return cut.left_out(tree.sizes, read_code, is_nvidias, drops)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import open_source
-from torchtailor.code.gpucode.files import CodeFile
 from torchtailor.core.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.core.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.core.processes import run_all
@@ -22,9 +21,9 @@ from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn, gpu_stand_ins
 from torchtailor.tailoring.left_out import stand_ins
-from torchtailor.tailoring.libraries import cut_library, is_packed_library
+from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import label_of, manifest
-from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
+from torchtailor.tailoring.packs import check_tools_for, folder_name, pack_folder
 from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.remarks import larger_wheel, newer_hook
 from torchtailor.tailoring.result import COPIED, TailorResult
@@ -36,20 +35,20 @@ from torchtailor.tailoring.split import (
     split_note,
     write_pack_wheel,
 )
-from torchtailor.tailoring.tree import is_refused, left_out_of, stripped_with
+from torchtailor.tailoring.tree import FileState, NewFile, WheelTree, left_out_of, stripped_with
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile, drop_rules
-from torchtailor.trees.artifact.libraries import LibraryFile, packed_libraries
-from torchtailor.trees.artifact.sites import installed_path
+from torchtailor.trees.artifact.libraries import packed_libraries
 from torchtailor.trees.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.trees.wheels.deflate import Effort
 from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.trees.wheels.metadata import Metadata, with_requirements, with_tags, with_version
+from torchtailor.trees.wheels.metadata import with_requirements, with_tags, with_version
 from torchtailor.trees.wheels.name import TAILORED, WheelName, labelled_version
 from torchtailor.trees.wheels.no_gpu import is_gpu_package, stated_without_gpu
-from torchtailor.trees.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+from torchtailor.trees.wheels.record import FileHash, UnusualRecordError
 from torchtailor.trees.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
+from torchtailor.workload.pack import PACK_SUFFIX
 
 _QUICK_TO_PACK = 16 << 20  # bytes
 _MUCH = 0.1  # of the libraries: quick packing gives about a tenth more
@@ -71,47 +70,20 @@ class WheelOrder:
 
 @dataclass(frozen=True)
 class _MemberJob:
-    """One library of a wheel: unpacked to `folder` once, and cut there with each of the options."""
+    """One library of a wheel: unpacked once, and cut for each of the wheels that are made of it."""
 
     wheel: Path
     member: Member
     hash: FileHash | None
-    folder: Path
-    options: tuple[Cut, ...]
-    proprietary: bool
-    distribution: str  # for the folder of its packs
+    cuts: tuple[LibraryJob, ...]
+
+    @property
+    def name(self) -> str:
+        return self.member.name
 
     @property
     def size(self) -> int:
         return self.member.size
-
-    @property
-    def unpacked(self) -> Path:
-        return self.folder / "stock" / Path(self.member.name).name
-
-    def cut(self, index: int) -> Path:
-        return self.folder / f"cut{index}" / Path(self.member.name).name
-
-    def packs(self, index: int) -> Path:
-        return self.folder / f"pack{index}"
-
-
-@dataclass(frozen=True)
-class _WheelTree:
-    """The files of a wheel, all of one package."""
-
-    distribution: WheelDistribution
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {member.name: member.size for member in self.distribution.archive.files}
-
-    def packages(self, path: str) -> Sequence[Metadata]:
-        return (self.distribution.metadata,)
-
-    def code(self, path: str) -> CodeFile | None:
-        wheel, member = self.distribution.path, self.distribution.archive.members[path]
-        return LibraryFile(path, wheel.name, member.size, wheel, member).code()
 
 
 def tailor_wheel(wheel: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
@@ -170,7 +142,7 @@ def tailor_wheel_each(
             if not order.options.dry_run:
                 order.folder.mkdir(parents=True, exist_ok=True)
         with staging_folder(existing_parent(first.folder)) as scratch, ExitStack() as finished:
-            jobs = _jobs(distribution, scratch, [making.options for making in makings], makings)
+            jobs = _jobs(distribution, scratch, makings)
             progress.begin(wheel.name, sum(job.size for job in jobs))
             libraries, stock_sha256 = _cut_all(distribution, jobs, first.options, progress)
             if first.options.split:
@@ -212,9 +184,10 @@ def _finish_split(
             link_or_copy(host.output, folder / host.output.name)
             result = replace(result, output=folder / host.output.name)
         packs = {
-            job.member.name: job.packs(index) / one.pack
+            job.name: place.folder / one.pack
             for job in jobs
-            if (one := own[job.member.name]).moved_digest and job.member.name not in making.dropped
+            if (one := own[job.name]).moved_digest and job.name not in making.dropped
+            if (place := job.cuts[index].pack) and place.folder
         }
         rows = [own[name] for name in packs]
         wheel = write_pack_wheel(making.distribution, folder, version, making.options, packs, rows)
@@ -249,10 +222,14 @@ _Packed = dict[tuple[str, int, Effort], tuple[WheelArchive, Member]]
 class _Making:
     """One of the wheels that are made from a stock one."""
 
-    distribution: WheelDistribution
+    tree: WheelTree
     order: WheelOrder
     label: str
     left_out: FilesLeftOut
+
+    @property
+    def distribution(self) -> WheelDistribution:
+        return self.tree.distribution
 
     @cached_property
     def version(self) -> str:
@@ -292,7 +269,8 @@ class _Making:
                 f"A wheel's name follows from its content: this one is {targets[0].name}.",
                 f"Write -o {output.parent} instead.",
             )
-        return cls(distribution, order, label, left_out_of(_WheelTree(distribution), order.options))
+        tree = WheelTree(distribution)
+        return cls(tree, order, label, left_out_of(tree, order.options))
 
     def finish(
         self,
@@ -307,8 +285,8 @@ class _Making:
         """Write the wheel, or copy the stock one where nothing was cut; `packs` is the version of a split's packs."""
         options, wheel, target = self.order.options, self.distribution.path, self.target
         cut = {name: one for name, one in stripped_with(cut, asked=options.strip).items() if name not in self.dropped}
-        jobs = [job for job in jobs if job.member.name in cut]
-        changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
+        own = {job.name: job.cuts[index] for job in jobs if job.name in cut and cut[job.name].status.changed}
+        changed = {name: job.target for name, job in own.items()}
         libraries = tuple(cut[name] for name in sorted(cut))
         size = self.distribution.archive.size
         kind = ArtifactKind.WHEEL
@@ -316,7 +294,7 @@ class _Making:
         renamed = self.distribution.renamed
         dropped = tuple(replace(one, path=renamed(name, self.version)) for name, one in self.dropped.items())
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
-        others = self.left_out.others({one.name: one.size for one in self.distribution.archive.files})
+        others = self.left_out.others(self.tree.sizes)
         kept = tuple(self.left_out.refused.values())
         result = replace(result, dropped_files=dropped, kept_files=kept, unopened=options.unopened(others))
         if options.targets.none:
@@ -347,30 +325,35 @@ class _Making:
             changed_requirements=result.changed_requirements,
         )
         effort = _effort(options, [cut[name] for name in changed])
-        standing_in = self._stand_ins() | {one.path: (one.path, one.content) for one in result.stand_ins}
+        added = self._added(own, cut, result.stand_ins)
+        if packs:
+            name = folder_name(self.distribution.metadata.name)
+            note = split_note(name, self.version, cut.values())
+            added.append(self._new(f"{pack_folder(name)}/{SPLIT_NOTE}", note))
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
-            added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
-            _write(writer, self, changed, cut, document, packed, effort, standing_in, added, packs)
+            _write(writer, self, changed, cut, document, packed, effort, added, packs)
         made = finished.enter_context(WheelArchive(target))
-        replaced = {place for place, _ in standing_in.values() if place in self.dropped}
-        self._check_members(made, changed, frozenset(replaced))
+        self._check_members(made, changed, frozenset(file.path for file in added if file.path in self.dropped))
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         result = replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
-        notes = [
-            note for place, hook in added.items() if place.endswith(HOOK_NAME) for note in newer_hook(target, hook)
-        ]
+        hooks = [file.content for file in added if isinstance(file.content, Path) and file.path.endswith(HOOK_NAME)]
+        notes = [note for hook in hooks for note in newer_hook(target, hook)]
         return replace(result, notes=(*notes, *(() if packs else larger_wheel(result))))
 
-    def _stand_ins(self) -> dict[str, tuple[str, bytes]]:
-        """What stands in for extension modules and libraries that are left out."""
-        archive, metadata = self.distribution.archive, self.distribution.metadata
-        again = f"`pip install --force-reinstall --no-deps {metadata.name}=={metadata.version}`"
-        present = [one.name for one in archive.files if one.name not in self.dropped]
-        return stand_ins(
-            self.dropped.values(), present, lambda name: archive.chunks(archive.members[name]), lambda _: again
-        )
+    def _added(
+        self, jobs: Mapping[str, LibraryJob], cut: Mapping[str, LibraryResult], for_gpus: Sequence[GpuStandIn]
+    ) -> list[NewFile]:
+        """What the wheel has besides: packs, unless they are wheels of their own, the hook, and what stands in for
+        others."""
+        beside = {file.path: file for name, job in jobs.items() for file in job.added(self.tree, cut[name])}
+        kept = [beside[path] for path in sorted(beside) if not (self.options.split and path.endswith(PACK_SUFFIX))]
+        libraries = [self._new(one.path, one.content) for one in for_gpus]
+        return [*kept, *stand_ins(self.tree, self.dropped).values(), *libraries]
+
+    def _new(self, path: str, content: bytes) -> NewFile:
+        return NewFile(path, content, FileState.of_bytes(content), self.tree.package)
 
     def _required(self, stated: str) -> str | None:
         """What is left of a requirement without a GPU."""
@@ -419,19 +402,6 @@ def _machine(library: Path) -> str:
         return ElfFile(source).machine.arch
 
 
-def _added(jobs: Sequence[_MemberJob], index: int, cut: Mapping[str, LibraryResult], options: Cut) -> dict[str, Path]:
-    """The packs and the hook that the wheel brings, by the name they have in it."""
-    files: dict[str, Path] = {}
-    for job in jobs:
-        if not (result := cut[job.member.name]).pack:
-            continue
-        folder = pack_folder(job.distribution)
-        files[f"{folder}/{HOOK_NAME}"] = hook_for(job.cut(index))
-        if options.packs is None and not options.no_pack and not options.split:
-            files[f"{folder}/{result.pack}"] = job.packs(index) / result.pack
-    return dict(sorted(files.items()))
-
-
 def _effort(options: Cut, libraries: Sequence[LibraryResult]) -> Effort:
     """How hard to pack what was changed: harder with --recompress, which is slow and for size anyway, where it takes no
     noticeable time, and where so little was taken out that quick packing could make the wheel larger than it was."""
@@ -464,21 +434,21 @@ def _earlier_label(distribution: WheelDistribution) -> str:
     return label_of(archive.read(earlier)) if earlier in archive.members else ""
 
 
-def _jobs(
-    distribution: WheelDistribution, scratch: Path, options: Sequence[Cut], makings: Sequence[_Making]
-) -> list[_MemberJob]:
-    stripping = tuple(one.with_default_strip() for one in options)
+def _jobs(distribution: WheelDistribution, scratch: Path, makings: Sequence[_Making]) -> list[_MemberJob]:
+    tree = makings[0].tree
     jobs: list[_MemberJob] = []
-    for member in packed_libraries(distribution.archive):
-        in_none = all(member.name in making.dropped for making in makings)
-        if in_none or not is_packed_library(distribution.path, member):
+    for member in distribution.archive.files:
+        name = member.name
+        if all(name in making.dropped for making in makings) or not is_library(tree.file(name)):
             continue
-        proprietary = is_refused(_WheelTree(distribution), member.name)
-        row = distribution.record.get(member.name)
-        folder = scratch / str(len(jobs))
-        file_hash = row.hash if row else None
-        name = folder_name(distribution.metadata.name)
-        jobs.append(_MemberJob(distribution.path, member, file_hash, folder, stripping, proprietary, name))
+        row = distribution.record.get(name)
+        folder, short = scratch / str(len(jobs)), Path(name).name
+        unpacked, cut = folder / "stock" / short, [folder / f"cut{index}" / short for index, _ in enumerate(makings)]
+        cuts = (
+            LibraryJob.of(tree, name, member.size, unpacked, target, making.options.with_default_strip())
+            for making, target in zip(makings, cut, strict=True)
+        )
+        jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, tuple(cuts)))
     return jobs
 
 
@@ -486,7 +456,7 @@ def _cut_all(
     distribution: WheelDistribution, jobs: list[_MemberJob], options: Cut, progress: Progress
 ) -> tuple[dict[str, tuple[LibraryResult, ...]], str]:
     """Cut the libraries in processes, and meanwhile check all other files against RECORD; also the wheel's hash."""
-    names = {job.member.name for job in jobs}
+    names = {job.name for job in jobs}
     others = [member for member in distribution.archive.files if member.name not in names]
     work = run_all(_cut, jobs, processes=options.workers)
     results = {}
@@ -494,7 +464,7 @@ def _cut_all(
         checked = checker.submit(_check_all, distribution, others)
         sha256 = checker.submit(hash_file, distribution.path)
         for job, each in work:
-            results[job.member.name] = each
+            results[job.name] = each
             progress.advance(job.size)
         checked.result()
         return results, sha256.result()
@@ -508,45 +478,40 @@ def _check_all(distribution: WheelDistribution, members: Sequence[Member]) -> No
 def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
     """In a worker: unpack a library, check it against RECORD, cut it with each of the options."""
     hasher = job.hash.new() if job.hash else None
-    job.unpacked.parent.mkdir(parents=True)
+    unpacked = job.cuts[0].source
+    unpacked.parent.mkdir(parents=True)
     try:
-        with open_member(job.wheel, job.member) as source, job.unpacked.open("wb") as file:
+        with open_member(job.wheel, job.member) as source, unpacked.open("wb") as file:
             for chunk in source.chunks():
                 file.write(chunk)
                 if hasher:
                     hasher.update(chunk)
         if job.hash and hasher and hasher.digest() != job.hash.digest:
             raise BadInputError(
-                f"{job.wheel.name}: {job.member.name} does not have the hash in RECORD.", "Fetch the wheel again."
+                f"{job.wheel.name}: {job.name} does not have the hash in RECORD.", "Fetch the wheel again."
             )
         sha256 = job.hash.digest.hex() if job.hash and job.hash.algorithm == "sha256" else ""
         results: list[LibraryResult] = []
         with reading_once():
-            for index in range(len(job.options)):
-                results.append(_cut_one(job, index, results, sha256))
+            for index, one in enumerate(job.cuts):
+                results.append(_cut_one(one, list(zip(job.cuts[:index], results, strict=True)), sha256))
         return tuple(results)
     finally:
-        job.unpacked.unlink(missing_ok=True)
+        unpacked.unlink(missing_ok=True)
 
 
-def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha256: str) -> LibraryResult:
+def _cut_one(job: LibraryJob, earlier: Sequence[tuple[LibraryJob, LibraryResult]], sha256: str) -> LibraryResult:
     """Cut a library with one of the options; without GPU code the output is the same for every target."""
-    options, target = job.options[index], job.cut(index)
-    target.parent.mkdir()
-    for other, result in enumerate(earlier):
-        same = replace(job.options[other], targets=options.targets) == options
+    job.target.parent.mkdir()
+    for other, result in earlier:
+        same = replace(other.options, targets=job.options.targets) == job.options
         if same and not result.has_gpu_code and not result.reason:
             if result.status.changed:
-                target.hardlink_to(job.cut(other))
+                job.target.hardlink_to(other.target)
             return result
-    pack = pack_place(job.folder, installed_path(job.member.name), options, pack_folder(job.distribution))
-    if pack and pack.folder and options.packs is None:
-        pack = replace(pack, folder=job.packs(index))
-    result = cut_library(
-        job.member.name, job.unpacked, target, options, proprietary=job.proprietary, sha256=sha256, pack=pack
-    )
-    if options.split and any(one.sha256_out == result.sha256_out for one in earlier):
-        target.unlink(missing_ok=True)  # the first is what is written
+    result = job.cut(sha256=sha256)
+    if job.options.split and any(one.sha256_out == result.sha256_out for _, one in earlier):
+        job.target.unlink(missing_ok=True)  # the first is what is written
     return result
 
 
@@ -585,49 +550,34 @@ def _write(
     document: bytes,
     packed: _Packed,
     effort: Effort,
-    standing_in: Mapping[str, tuple[str, bytes]],
-    added: Mapping[str, Path],
+    added: Sequence[NewFile],
     packs: str,
 ) -> None:
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
-    rows: list[RecordRow] = []
     anew = _written_anew(making, changed, results, packs)
     for member in distribution.payload():
         if member.name in making.dropped:
             continue
         name = distribution.renamed(member.name, version)
         if member.name in changed:
-            cut, result = changed[member.name], results[member.name]
+            cut, sha256 = changed[member.name], results[member.name].sha256_out
             mode = member.mode or stat.S_IFREG | 0o755
-            if known := packed.get((result.sha256_out, mode, effort)):
-                writer.copy(*known, name)
+            if known := packed.get((sha256, mode, effort)):
+                writer.copy(*known, name, FileHash.from_hex(sha256))
             else:
-                writer.add_file(name, cut, mode)
-            rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
+                writer.add_file(name, cut, mode, sha256=FileHash.from_hex(sha256))
             cut.unlink()
         elif member.name in anew:
-            data = anew[member.name]
-            writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
-            rows.append(RecordRow(name, FileHash.of(data), len(data)))
+            writer.add_bytes(name, anew[member.name], member.mode or DEFAULT_MODE)
         else:
-            writer.copy(distribution.archive, member, name)
-            row = distribution.record.get(member.name)
-            if row:
-                rows.append(RecordRow(name, row.hash, member.size))
-    for name, file in added.items():
-        writer.add_file(name, file, DEFAULT_MODE)
-        rows.append(RecordRow(name, FileHash.from_hex(hash_file(file)), file.stat().st_size))
-    for place, data in standing_in.values():
-        writer.add_bytes(distribution.renamed(place, version), data)
-        rows.append(RecordRow(distribution.renamed(place, version), FileHash.of(data), len(data)))
-    if packs:
-        name = folder_name(distribution.metadata.name)
-        note = split_note(name, version, results.values())
-        writer.add_bytes(f"{pack_folder(name)}/{SPLIT_NOTE}", note)
-        rows.append(RecordRow(f"{pack_folder(name)}/{SPLIT_NOTE}", FileHash.of(note), len(note)))
+            writer.copy(distribution.archive, member, name, distribution.hash_of(member))
+    for file in added:
+        name = distribution.renamed(file.path, version)
+        if isinstance(file.content, bytes):
+            writer.add_bytes(name, file.content)
+        else:
+            writer.add_file(name, file.content, sha256=FileHash.from_hex(file.state.sha256))
     dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
     writer.add_bytes(f"{dist_info}{MANIFEST}", document)
-    rows.append(RecordRow(f"{dist_info}{MANIFEST}", FileHash.of(document), len(document)))
-    rows.append(RecordRow(f"{dist_info}RECORD"))
-    writer.add_bytes(f"{dist_info}RECORD", Record(rows).encode())
+    writer.add_record(f"{dist_info}RECORD")

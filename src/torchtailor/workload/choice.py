@@ -97,7 +97,7 @@ class TracedWorkload:
             and path in names
             and names[path] not in opened
             and path.rsplit("/", 1)[-1] not in used
-            and not path.startswith(f"{PACK_FOLDER}/")
+            and not names[path].startswith(f"{PACK_FOLDER}/")
         ]
 
     def knows_another(self, name: str, identity: str) -> bool:

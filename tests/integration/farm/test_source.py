@@ -182,7 +182,7 @@ def test_a_broken_file_is_diagnosed_and_its_log_comes_back(farm: SourceFarm, tmp
     assert "no_such_name" in Path(job.log).read_text()
     assert failure.outcome.hint.endswith(f"The log is {job.log}.")  # not the file that is on the worker
     (attempt,) = farm.ledger.attempts()
-    assert attempt.log == job.log  # which `torchtailor diagnose` reads
+    assert attempt.log == job.log  # which `torchtailor doctor` reads
     assert not (tmp_path / "dist").exists() or not any((tmp_path / "dist").iterdir())
 
 

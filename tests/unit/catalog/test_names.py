@@ -28,6 +28,8 @@ def catalog() -> Catalog:
     ("name", "capability"),
     [
         ("H200", "9.0"),
+        ("VR200", "10.7"),
+        ("NVIDIA VR200 NVL72", "10.7"),
         ("NVIDIA H100 80GB HBM3", "9.0"),
         ("NVIDIA GH200 480GB", "9.0"),
         ("DGX Spark", "12.1"),
@@ -131,6 +133,15 @@ def test_an_unknown_gpu_is_answered_with_near_ones(catalog: Catalog, name: str, 
     with pytest.raises(NoMatchError) as error:
         catalog.gpu(name)
     assert "Did you mean" in error.value.message and near in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("RTX 4900", "RTX 4090"), ("RTX 3900", "RTX 3090"), ("RTX 4800", "RTX 4080"), ("GTX 1800", "GTX 1080")],
+)
+def test_swapped_digits_come_first_among_the_near_ones(catalog: Catalog, name: str, meant: str) -> None:
+    with pytest.raises(NoMatchError, match=f"Did you mean (GeForce )?{meant}( or|\\?)"):
+        catalog.gpu(name)
 
 
 @pytest.mark.parametrize(
@@ -295,10 +306,17 @@ def test_a_gpu_before_kepler_is_said_to_be_one(catalog: Catalog, name: str, gene
 @pytest.mark.parametrize(
     ("name", "core"),
     [
-        ("Apple Icestorm", "apple_m1"), ("Firestorm-M1", "apple_m1"), ("Avalanche-M2-Pro", "apple_m1"),
+        ("Apple Icestorm", "apple_m1"), ("Firestorm-M1", "apple_m1"), ("Avalanche-M2-Pro", "apple_m2"),
         ("Qualcomm Falkor", "cortex_a57"), ("Centriq 2460", "cortex_a57"), ("FTC663", "cortex_a57"),
         ("Phytium FT-2000+/64", "cortex_a57"), ("VIA Nano X2 U4025 @ 1.2 GHz", "core2"), ("DO-Premium-AMD", "x86_64"),
-        ("ZHAOXIN KaiXian KX-U6780A@2.7GHz", "lujiazui"),
+        ("ZHAOXIN KaiXian KX-U6780A@2.7GHz", "lujiazui"), ("Apple M3 Max", "apple_m2"), ("Apple M5", "apple_m4"),
+        ("Intel(R) Core(TM) 3 N350", "gracemont"), ("Intel(R) N150", "gracemont"), ("VR200", "olympus"),
+        ("Westmere E56xx/L56xx/X56xx", "nehalem"), ("Westmere E56xx/L56xx/X56xx (IBRS update)", "nehalem"),
+        ("Intel Core i7 9xx (Nehalem Class Core i7)", "nehalem"), ("Intel(R) Xeon(R) CPU X5670 @ 2.93GHz", "nehalem"),
+        ("AMD Custom APU 0405", "znver2"), ("AMD Custom APU 0932", "znver2"), ("AMD BC-250", "znver2"),
+        ("Raspberry Pi 3 Model B Plus Rev 1.3", "cortex_a53"), ("Raspberry Pi Zero 2 W Rev 1.0", "cortex_a53"),
+        ("Raspberry Pi 4 Model B Rev 1.4", "cortex_a72"), ("Raspberry Pi 400", "cortex_a72"),
+        ("Raspberry Pi Compute Module 4 Rev 1.1", "cortex_a72"), ("Raspberry Pi 500", "cortex_a76"),
     ],
 )  # fmt: skip
 def test_cores_by_rarer_names(catalog: Catalog, name: str, core: str) -> None:

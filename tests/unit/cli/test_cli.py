@@ -187,8 +187,8 @@ def test_why_tells_scripts_whether_a_variant_is_possible(name: str, code: ExitCo
 
 def test_one_line_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log").write_text("all is well\n")
-    assert main(["diagnose", str(tmp_path / "log")]) == ExitCode.OK
-    assert capsys.readouterr().out == "No error found in 1 line.\n"
+    assert main(["doctor", str(tmp_path / "log")]) == ExitCode.OK
+    assert capsys.readouterr().out == "ok       No error in 1 line.\n"
 
 
 def test_a_wrong_subcommand_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_a_wrong_subcommand_is_said_plainly(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_help_cuts_no_sentence_and_doubles_no_bracket(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["recipes"], ["recipes", "write"], ["recipes", "hash"], ["matrix"], ["diagnose"], ["inspect"]):
+    for command in (["recipes"], ["recipes", "write"], ["recipes", "hash"], ["matrix"], ["doctor"], ["inspect"]):
         assert main([*command, "--help"]) == 0
         usage = capsys.readouterr().out
         assert "[[" not in usage

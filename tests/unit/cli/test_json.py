@@ -85,7 +85,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
         ("cache-prune", ["cache", "prune", "--all"]),
         ("recipes-rules", ["recipes", "rules"]),
         ("recipes-write", ["recipes", "write", "tree", "sm90-avx512", "--release", "cuda-13_0", "--dry-run"]),
-        ("diagnose", ["diagnose", "log"]),
+        ("doctor", ["doctor", "log"]),
     ],
 )
 def test_real_output_is_as_documented(name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import machines
+from torchtailor.advise.host.store import dumps
+from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 from torchtailor.verification.failures import Diagnosis, diagnose, load_failures
 from torchtailor.verification.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
@@ -405,19 +407,44 @@ def test_a_log_without_anything_telling_costs_nothing(monkeypatch: pytest.Monkey
     assert work(NOISE, monkeypatch) == 0
 
 
-def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchtailor", "diagnose", *arguments], input=stdin, capture_output=True, check=False
-    )
+@pytest.mark.parametrize(
+    ("name", "text", "code", "says"),
+    [
+        ("known.log", (LOGS / "nvcc-unsupported-arch.log").read_text(), ExitCode.CHECK_FAILED, "compute_61"),
+        ("-", (LOGS / "nix-hash.log").read_text(), ExitCode.CHECK_FAILED, "sha256-i9Inbx"),
+        ("odd.log", "make: x\nx.c:1:1: error: odd\n", ExitCode.NO_MATCH, ">       2  x.c:1:1: error: odd"),
+        ("good.log", "[2/2] Linking\nSuccessfully built torch\n", ExitCode.OK, "No error in 2 lines"),
+        ("-", REMARKS[0] + "\n", ExitCode.OK, "No error in 1 line"),
+    ],
+    ids=["known", "piped", "unknown", "good", "a remark"],
+)
+def test_doctor_reads_logs(
+    name: str,
+    text: str,
+    code: ExitCode,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One command for messages and logs; for the log of a build the machine is not looked at."""
+    host = tmp_path / "host.json"
+    host.write_bytes(dumps(machines.host("zen4")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    log = name
+    if name != "-":
+        (tmp_path / name).write_text(text)
+        log = str(tmp_path / name)
+    assert main(["doctor", "--from", str(host), log]) == code
+    printed = capsys.readouterr().out
+    assert says in printed
+    assert ("machine " in printed) == (code == ExitCode.NO_MATCH)
 
 
-def test_command() -> None:
-    known = run(str(LOGS / "nvcc-unsupported-arch.log"))
-    assert known.returncode == 0
-    assert b"compute_61" in known.stdout
-    piped = run("-", "--json", stdin=(LOGS / "nix-hash.log").read_bytes())
-    assert json.loads(piped.stdout)["finding"]["failure"] == "nix-hash"
-    assert run("-", stdin=b"x.c:1:1: error: odd\n").returncode == ExitCode.NO_MATCH
-    missing = run("/nonexistent.log")
-    assert (missing.returncode, missing.stderr.startswith(b"error: The log")) == (ExitCode.BAD_INPUT, True)
-    assert run("/").returncode == ExitCode.BAD_INPUT
+def test_doctor_gives_logs_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(LOGS / "nix-hash.log"), "--json"]) == ExitCode.CHECK_FAILED
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["problems"][0]["kind"] == answer["log"]["finding"]["failure"] == "nix-hash"
+    assert answer["log"]["finding"]["table"] == "nix"
+    assert main(["doctor", "/nonexistent.log"]) == ExitCode.NO_MATCH
+    assert "/nonexistent.log does not exist" in capsys.readouterr().err

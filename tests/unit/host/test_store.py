@@ -14,6 +14,8 @@ from tests import machines
 from torchtailor.advise.host import store
 from torchtailor.advise.host.detect import detect
 from torchtailor.advise.host.probe import RecordingProbe, ReplayProbe
+from torchtailor.advise.host.store import dumps, loads
+from torchtailor.advise.recommendation import recommend
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError
 
 
@@ -69,6 +71,29 @@ def test_a_damaged_field_is_named(path: tuple[str | int, ...], value: object, sa
     with pytest.raises(BadInputError) as caught:
         store.loads(json.dumps(document).encode(), "host.json")
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("os_id", "os", "known", "says"),
+    [
+        ("darwin", "macOS 15.1", "macos", "there is no CUDA for macOS"),
+        ("", "Darwin", "macos", "there is no CUDA for macOS"),
+        ("win32", "Windows 11 Pro", "windows", "Under WSL 2"),
+        ("windows", "Microsoft Windows Server 2022", "windows", "Under WSL 2"),
+        ("freebsd", "FreeBSD 14.1", "freebsd", "this is FreeBSD 14.1"),
+    ],
+)
+def test_another_system_is_known_by_any_of_its_names(os_id: str, os: str, known: str, says: str) -> None:
+    """Descriptions come from other tools and hands, too; no wheel of Linux is recommended for them."""
+    host = machines.host("zen4")
+    system = msgspec.structs.replace(host.system, os_id=os_id, os=os, kernel="24.1.0", libc=None, libc_version=None)
+    read = loads(dumps(msgspec.structs.replace(host, system=system)), "host.json")
+    assert (read.system.os_id, read.system.linux) == (known, False)
+    assert says in read.notes[0].text
+    assert loads(dumps(read), "host.json") == read
+    answer = recommend(read, catalog=machines.catalog())
+    assert answer.best is None
+    assert answer.machine.endswith(f", {os}")
 
 
 def test_a_file_that_is_not_there() -> None:

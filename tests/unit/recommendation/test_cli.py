@@ -13,6 +13,7 @@ from tests import machines
 from torchtailor.advise.host import store
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
+from torchtailor.core.pythons import running_python
 
 
 @pytest.fixture
@@ -45,9 +46,14 @@ def test_strange_machines_can_be_shown(name: str, tmp_path: Path, capsys: pytest
 def test_recommend_from_a_file(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--from", str(described)]) == 0
     shown = capsys.readouterr().out
-    assert "Recommended: pytorch214-python313-cuda12_6-sm90-avx512, using the official wheel" in shown
+    command, reason, *_ = shown.splitlines()
+    assert command == "torchtailor install pytorch214-python313-cuda12_6-sm90-avx512"
+    assert reason.startswith("PyTorch 2.14.1 with CUDA 12.6 for Python 3.13, from the official wheel, cut to ")
     assert "Driver 580.65.06 or newer (595.71.05 for full support) enables PyTorch 2.15.0" in shown
-    assert "Rejected:" in shown and "Other variants that run:" in shown
+    assert "Rejected:" not in shown and "Other variants that run:" not in shown and "Add --why" in shown
+    assert main(["recommend", "--from", str(described), "--why"]) == 0
+    shown = capsys.readouterr().out
+    assert "Rejected:" in shown and "Other variants that run:" in shown and "Add --why" not in shown
 
 
 def test_recommend_from_standard_input(
@@ -71,13 +77,14 @@ def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str
     }  # fmt: skip
 
 
-def test_the_answer_ends_with_the_command(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_begins_with_the_command(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--from", str(described)]) == 0
-    last = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()][-4:]
-    assert last[:2] == ["To install it:", "torchtailor install pytorch214-python313-cuda12_6-sm90-avx512"]
-    assert last[3].startswith("python -m pip install torch==2.14.1+cu126 --extra-index-url ")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.strip().startswith("python -m pip install torch==2.14.1+cu126 --extra-index-url ")
     assert main(["recommend", "--gpu", "T4G", "--cpu", "Graviton2", "--driver", "535"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("--via source")
+    command, reason, *_ = capsys.readouterr().out.splitlines()
+    assert command.endswith("--via source")
+    assert "built from source: " in reason
 
 
 def test_the_python_is_that_of_the_environment(
@@ -93,14 +100,19 @@ def test_the_python_is_that_of_the_environment(
     monkeypatch.setattr("torchtailor.advise.recommendation.hypothetical.detect", lambda catalog: machines.host("zen3"))
     assert main(["recommend", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["python"], answer["command"]) == ("3.12", "torchtailor install pytorch215-python312-cpu-avx2")
+    assert (answer["python"], answer["command"]) == ("3.12", "torchtailor install")
     assert main(["recommend", "--json", "--into", str(tmp_path / "given")]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["command"] == f"torchtailor install pytorch214-python310-cpu-avx2 --into {tmp_path / 'given'}"
+    assert answer["command"] == f"torchtailor install --into {tmp_path / 'given'}"
+    assert answer["best"]["variant"] == "pytorch214-python310-cpu-avx2"
     monkeypatch.delenv("VIRTUAL_ENV")
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     assert main(["recommend", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["command"].endswith("--into .venv")
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["python"], answer["command"]) == (running_python(), "torchtailor install --into .venv")
+    assert main(["recommend", "--json", "--release", "2.14", "--python", "3.12"]) == 0  # what `install` does not choose
+    command = json.loads(capsys.readouterr().out)["command"]
+    assert command == "torchtailor install pytorch214-python312-cpu-avx2 --into .venv"
 
 
 def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ TABLE = (
     Row("v100", "sm70-avx512", "2.14.1", "12.6", says=("CUDA 13 no longer supports SM70 (Volta): 12.9 was the last",)),
     Row("v100-driver-470", "sm70-avx512", "2.7.1", "11.8", upgrade="driver 525.60.13",
         says=("CUDA 12 needs driver 525.60.13 or newer", "The official cu118 wheel of PyTorch 2.7.1")),
-    Row("centos7-v100", "sm70-avx512", "2.15.0", "12.9", method="source", says=("need glibc 2.28 or newer",)),
+    Row("centos7-v100", "sm70-avx512", "2.6.0", "12.4", says=("need glibc 2.28 or newer",)),
     Row("t4", "sm75-avx512", "2.14.1", "12.6", upgrade="driver 580.65.06"),
     Row("t4g-graviton2", "sm75-armv8_2", "2.15.0", "13.2", method="source", says=("none of which runs on SM75",)),
     Row("b200", "sm100-avx512", "2.13.0", "12.9", upgrade="driver 580.65.06"),

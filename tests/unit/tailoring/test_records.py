@@ -17,22 +17,29 @@ import pytest
 from tests.unit.oci.builder import read_image, stock, tar_of
 from tests.unit.tailoring.helpers import install, options
 from tests.unit.wheels.builder import METADATA, build_wheel, record_of
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
 from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.hook import HOOK_NAME
+from torchtailor.workload.trace import Trace
 
 SITE = "usr/lib/python3/site-packages"
 HEADER, LIBRARY, SECOND = "demo/include/a.h", "demo/lib/libdemo.so", "demo/lib/libdemo.so.1"
+UNOPENED = "demo/lib/libunopened.so"
 DIST_INFO = "demo-1.0.dist-info"
 
 
-def check(files: dict[str, bytes], site: str = "") -> None:
-    """Each row with a hash is of a file that has it, and each file of a package that was cut has a row."""
+def check(files: dict[str, bytes], site: str = "", *, own_manifest: bool = True) -> None:
+    """Each row with a hash is of a file that has it, and what was cut or added has a row; of a folder the manifest is
+    at its top."""
     records = [path for path in files if path.endswith(".dist-info/RECORD")]
     assert records
+    in_any = set()
     for record in records:
         listed = set()
         for path, recorded, size in csv.reader(io.StringIO(files[record].decode())):
@@ -41,31 +48,47 @@ def check(files: dict[str, bytes], site: str = "") -> None:
                 data = files[f"{site}{path}"]
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 assert (recorded, int(size)) == (f"sha256={digest}", len(data)), path
-        manifest = f"{record.removesuffix('RECORD')}torchtailor.json"
-        assert manifest.removeprefix(site) in listed
-        cut = [row["path"] for row in json.loads(files[manifest])["libraries"] if row["status"] == "cut"]
-        assert cut and set(cut) <= listed
+        in_any |= listed
+        if own_manifest:
+            manifest = f"{record.removesuffix('RECORD')}torchtailor.json"
+            assert manifest.removeprefix(site) in listed
+            cut = [row["path"] for row in json.loads(files[manifest])["libraries"] if row["status"] == "cut"]
+            assert cut and set(cut) <= listed
+    packs = {path.removeprefix(site) for path in files if path.startswith(f"{site}torchtailor-packs/")}
+    assert packs | {path for path in ADDED if f"{site}{path}" in files} <= in_any
 
 
 def below(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+# Files go by a rule; or what a program does not use goes to packs, and what it never opened leaves a stand-in.
+BY_RULE = options(drop=("headers",))
+FOR_PROGRAM = options(workload=TracedWorkload(Trace(opened=(LIBRARY,))), drop_unopened=True)
+CUTS = pytest.mark.parametrize("cut", [BY_RULE, FOR_PROGRAM], ids=["rule", "workload"])
+ADDED = {f"torchtailor-packs/demo/{HOOK_NAME}", "demo/_fast.py", UNOPENED}
+
+
 @pytest.fixture
 def wheel(tmp_path: Path, fat: bytes) -> Path:
     files = {"demo/__init__.py": b"1", HEADER: b"//", LIBRARY: fat, "demo/lib/libother.so": fat}
+    files |= {UNOPENED: fat + bytes(1 << 17), "demo/_fast.abi3.so": fat + bytes(1 << 17) + b"\0PyInit__fast\0"}
     return build_wheel(tmp_path, files, name="demo", version="1.0")
 
 
-def test_a_wheel(tmp_path: Path, wheel: Path) -> None:
-    result = tailor_wheel(wheel, tmp_path / "out", options(drop=("headers",)))
+@CUTS
+def test_a_wheel(tmp_path: Path, wheel: Path, cut: Cut) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", cut)
     assert result.output
     with zipfile.ZipFile(result.output) as archive:
-        check({name: archive.read(name) for name in archive.namelist()})
+        files = {name: archive.read(name) for name in archive.namelist()}
+    check(files)
+    assert cut is BY_RULE or set(files) >= ADDED
 
 
+@CUTS
 @pytest.mark.parametrize("kind", ["folder", "environment"])
-def test_installed(tmp_path: Path, wheel: Path, kind: str) -> None:
+def test_installed(tmp_path: Path, wheel: Path, kind: str, cut: Cut) -> None:
     """Also of a library that two packages list, one of them by a second name."""
     site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
     install(wheel, site)
@@ -78,19 +101,14 @@ def test_installed(tmp_path: Path, wheel: Path, kind: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
     if kind == "folder":
-        tailor_folder(site, tmp_path / "out", options(drop=("headers",)))
-        # the manifest of a folder is at its top
-        for record in (tmp_path / "out").glob("*.dist-info/RECORD"):
-            text = record.read_text()
-            rows = [row for row in csv.reader(io.StringIO(text)) if row[1]]
-            for name, recorded, _ in rows:
-                data = (tmp_path / "out" / name).read_bytes()
-                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-                assert recorded == f"sha256={digest}", name
-            assert HEADER not in text
-        return
-    tailor_environment(site, options(drop=("headers",)))
-    check({path: data for path, data in below(site).items() if not path.startswith(".torchtailor/")})
+        tailor_folder(tmp_path / "env", tmp_path / "out", cut)
+        files = below(tmp_path / "out" / site.relative_to(tmp_path / "env"))
+    else:
+        tailor_environment(site, cut)
+        files = {path: data for path, data in below(site).items() if not path.startswith(".torchtailor/")}
+    check(files, own_manifest=kind == "environment")
+    assert HEADER not in files
+    assert cut is BY_RULE or set(files) >= ADDED
 
 
 def some(numbers: range) -> list[tuple[int, ...]]:
@@ -103,13 +121,14 @@ def merged(layers: list[bytes]) -> dict[str, bytes]:
     for layer in layers:
         with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
             for member in archive:
-                folder, _, name = member.name.rpartition("/")
+                path = member.name.removeprefix("./")
+                folder, _, name = path.rpartition("/")
                 if name.startswith(".wh."):
                     files.pop(f"{folder}/{name.removeprefix('.wh.')}", None)
                 elif member.isfile():
                     content = archive.extractfile(member)
                     assert content
-                    files[member.name] = content.read()
+                    files[path] = content.read()
     return files
 
 

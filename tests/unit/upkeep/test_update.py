@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import tomllib
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Never
@@ -13,7 +14,7 @@ import pytest
 
 from tests.unit.fetch.packages import Package
 from tests.unit.fetch.serving import Fault, Site, serve
-from tests.unit.upkeep.conftest import ARCHITECTURES, COMMIT, World, put, torch
+from tests.unit.upkeep.conftest import ARCHITECTURES, COMMIT, LEFT_OUT, World, put, torch
 from torchtailor.catalog import age, load_catalog
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
@@ -101,15 +102,11 @@ def test_what_is_no_news(version: str, world: World) -> None:
 
 
 def test_lines_that_the_catalog_leaves_out_are_no_news(world: World) -> None:
-    """It has the last release for Kepler and the newer ones that matter, not all between them."""
-    lines = sorted(release.version.parts[:2] for release in world.catalog.releases.values())
-    gaps = [
-        (major, minor) for major, minor in ((2, number) for number in range(lines[-1][1])) if (major, minor) > lines[0]
-    ]
-    left_out = [f"{major}.{minor}.1" for major, minor in gaps if (major, minor) not in lines]
-    assert left_out
+    """A catalog may have an old release, and not all between it and the newer ones."""
+    assert {(2, 0), (2, 7)} <= {release.version.parts[:2] for release in world.catalog.releases.values()}
     with serve(Site()) as site:
-        assert not find(put(site, *(torch(version, world.cuda, "x86_64") for version in left_out)), world).behind
+        packages = (torch(f"{major}.{minor}.1", world.cuda, "x86_64") for major, minor in LEFT_OUT)
+        assert not find(put(site, *packages), world).behind
 
 
 def test_a_cpu_wheel_of_a_release_that_is_listed_for_one_gpu_alone_is_no_news(world: World) -> None:
@@ -487,3 +484,31 @@ def test_an_update_without_news_makes_an_old_catalog_young(
 def test_an_old_file_of_the_user_does_not_make_the_catalog_old(world: World) -> None:
     USER_FILE.write_text('checked = "2001-01-01"\n')
     assert load_catalog().checked == world.catalog.checked
+
+
+# Older releases, on request
+
+
+def test_older_releases_are_added_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines between those of the catalog come with their patch releases, facts of the next known line, and glibc."""
+    line, before = "2.4", "2.3.0"
+    older = [torch(f"{line}.{patch}", "11.8", "x86_64", "cp311-cp311") for patch in (0, 1)]
+    old_tag = [replace(package, tag="cp311-cp311-manylinux1_x86_64") for package in older]
+    with serve(Site()) as site:
+        put(site, *old_tag, torch(before, "11.8", "x86_64"))
+        assert update(site, "--measure", "--quiet", "--since", line) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert f"PyTorch {line}.1" in text
+    assert f"PyTorch {before}" not in text
+    release = load_catalog().release(line)
+    assert (str(release.version), [str(patch.version) for patch in release.patches]) == (f"{line}.1", [f"{line}.0"])
+    assert release.pythons == ("3.11",)
+    assert str(release.wheel_glibc("x86_64")) == "2.17"
+    assert str(release.wheel_glibc("aarch64")) == "2.28"
+    assert ";".join(map(str, release.builds[-1].architectures["x86_64"])) == ARCHITECTURES["x86_64"]
+
+
+@pytest.mark.parametrize("value", ["foo", "2.x", "", "2..1"])
+def test_since_takes_a_release(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalog", "update", "--since", value]) == ExitCode.USAGE
+    assert "--since" in capsys.readouterr().err

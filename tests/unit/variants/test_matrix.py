@@ -150,7 +150,7 @@ def test_what_a_name_is_taken_for(pinned: Matrix, name: str, via: str, chosen: s
 
 def test_an_ambiguous_name_says_what_else_it_could_mean(pinned: Matrix) -> None:
     resolution = pinned.resolve("pytorch-python313-cpu-avx2")
-    assert len(resolution.others) == 8
+    assert len(resolution.others) == 10
     assert "also matches pytorch214-python313-cpu-avx2" in resolution.message
 
 

@@ -206,3 +206,10 @@ def test_a_folder_is_no_trace_and_can_become_one(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="is a folder") as caught:
         read_trace(tmp_path)
     assert f"trace merge {tmp_path} -o" in caught.value.hint
+
+
+def test_packs_are_never_unopened_wherever_packages_are_installed() -> None:
+    for site in ("", "lib/python3.13/site-packages/", "opt/app/"):
+        names = [f"{site}{path}" for path in ("torch-2.dist-info/RECORD", "torchtailor-packs/torch/a.ttpack")]
+        workload = TracedWorkload(Trace(opened=("torch/lib/libc10.so",)))
+        assert workload.unopened(dict.fromkeys(names, 1 << 20)) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.advise.host.model import SCHEMA, Host
+from torchtailor.advise.host.system import with_known_system
 from torchtailor.core.disk import write_output
 from torchtailor.core.errors import BadInputError, NoMatchError
 
@@ -54,7 +55,7 @@ def loads(data: bytes, name: str) -> Host:
             "Use the same version of torchtailor on both machines.",
         )
     try:
-        return msgspec.convert(document, Host)
+        return with_known_system(msgspec.convert(document, Host))
     except (msgspec.ValidationError, ValueError) as error:
         raise BadInputError(f"{name} is damaged: {error}.", _AGAIN) from error
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import re
 
-from torchtailor.advise.host.model import Note, Room, System
+import msgspec
+
+from torchtailor.advise.host.model import Host, Note, Room, System
 from torchtailor.advise.host.probe import Probe
 from torchtailor.core.cgroups import memory_limit
 
 NOT_LINUX = "not-linux"  # the topic of the note on other systems
 
 _NAMES = {"Darwin": "macOS"}
+# Other systems as Python, uname and people call them.
+_OTHER_NAMES = re.compile(
+    r"(?P<macos>mac ?os\b|darwin|os ?x\b)|(?P<windows>windows|win(?:32|nt)?\b|cygwin|msys|mingw)"
+    r"|(?P<freebsd>freebsd|dragonfly)|(?P<openbsd>openbsd)|(?P<netbsd>netbsd)|(?P<sunos>sunos|solaris|illumos)",
+    re.IGNORECASE,
+)
 _OTHER_SYSTEMS = {
     "macos": "On macOS PyTorch's own wheels use the GPU through MPS (there is no CUDA for macOS) and hold no GPU code "
     "to cut: install them with pip. torchtailor makes builds for Linux; describe a Linux machine with --gpu and --cpu.",
@@ -36,6 +44,16 @@ def detect_system(probe: Probe) -> System:
         container=_container(probe),
         wsl="microsoft" in basics.kernel.lower(),
     )
+
+
+def with_known_system(host: Host) -> Host:
+    """A description that may be written by hand: another system than Linux is known by any of its names."""
+    named = _OTHER_NAMES.match(host.system.os_id) or _OTHER_NAMES.match(host.system.os)
+    if named is None or named.lastgroup is None:
+        return host
+    system = msgspec.structs.replace(host.system, os_id=named.lastgroup)
+    notes = tuple(note for note in host.notes if note.topic != NOT_LINUX)
+    return msgspec.structs.replace(host, system=system, notes=(*system_notes(system), *notes))
 
 
 def detect_room(probe: Probe) -> Room:

@@ -18,7 +18,7 @@ from torchtailor.advise.recommendation.result import Alternative, Pick
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.catalog.methods import SOURCE, WHEEL, Method
+from torchtailor.catalog.methods import SOURCE, WHEEL, Basis, Method
 from torchtailor.catalog.releases import WHEEL_GLIBC, Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import Variant, coverage
@@ -72,7 +72,9 @@ def _other_builds(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick
 
 
 def _other_isas(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
-    """The same build with another instruction set."""
+    """The same build with another instruction set; an official wheel is the same file whatever the name says."""
+    if best.method.basis is Basis.WHEEL:
+        return
 
     def same(one: Candidate) -> object:
         return (one.method.name, one.variant.release, one.variant.build, one.variant.gpu)

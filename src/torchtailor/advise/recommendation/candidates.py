@@ -185,10 +185,11 @@ def _why_no_wheels(host: Host, release: Release) -> str | None:
     system = host.system
     if system.libc == "musl":
         return "Official wheels are built for glibc, and this system has musl."
-    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < release.wheel_glibc:
+    needed = release.wheel_glibc(host.cpu.arch)
+    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < needed:
         return (
-            f"Official wheels need glibc {release.wheel_glibc} or newer; this system has {system.libc_version}. They "
-            "run in a container with a newer one."
+            f"Official wheels of {release.version} need glibc {needed} or newer; this system has "
+            f"{system.libc_version}. They run in a container with a newer one."
         )
     return None
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import shlex
 
 from torchtailor.advise.recommendation.candidates import Candidate
+from torchtailor.advise.recommendation.request import Request
 from torchtailor.catalog.methods import WHEEL, Basis
 
 
-def command(candidate: Candidate, into: str | None = None) -> str:
-    """What makes the variant, and installs it where it is cut from the official wheel."""
+def command(candidate: Candidate, request: Request) -> str:
+    """What makes the variant, and installs it where it is cut from the official wheel.
+
+    Without a name, `install` falls back to an older release where the indexes do not have the newest.
+    """
     name = candidate.variant.unique_name
     if candidate.method.name == WHEEL:
-        return f"torchtailor install {name}" + (f" --into {shlex.quote(into)}" if into else "")
+        into = f"--into {shlex.quote(request.into)}" if request.into else ""
+        return " ".join(filter(None, ("torchtailor install", "" if request.here else name, into)))
     return f"torchtailor build {name} --via {candidate.method.name}"
 
 

@@ -44,6 +44,7 @@ def recommend(
     release: str | None = None,
     method: str | None = None,
     into: str | None = None,
+    here: bool = False,
     catalog: Catalog | None = None,
 ) -> Recommendation:
     """The variant for a machine, with reasons, other variants, upgrades, and alternatives where nothing fits.
@@ -51,13 +52,13 @@ def recommend(
     The machine is a description (`host`) or this one, with the parts that are given changed: `gpus` by name or
     capability (`RTX 4090`, `9.0`, `none`), `cpu` by name (`zen4`), `driver` and `jetpack` by version. GPUs or a CPU
     given without a host describe a machine of their own, and nothing is detected. `into` is the environment that the
-    command in the answer names.
+    command in the answer names; with `here` it leaves the choice to `install` itself.
     """
     known = catalog or load_catalog()
     machine = resolve_host(
         known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
     )
-    found = recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
+    found = recommend_for(Matrix(known), machine, Request(workload, python, release, method, into, here))
     _log.info("%s: %s", found.machine, found.best.variant if found.best else "nothing fits")
     for reason in found.best.reasons if found.best else ():
         _log.info("because: %s", reason)
@@ -102,7 +103,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         alternatives=alternatives(situation, best, cpu),
         notes=tuple(notes),
         compiling=compiling(situation, best),
-        command=command(best, request.into) if best else None,
+        command=command(best, request) if best else None,
         stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
     )
 

@@ -182,6 +182,8 @@ def machine_line(host: Host) -> str:
         parts.append(f"driver {host.driver.version}")
     if host.tegra is not None and host.tegra.jetpack:
         parts.append(f"JetPack {host.tegra.jetpack}")
+    if not host.system.linux:
+        parts.append(host.system.os)
     return ", ".join(parts)
 
 

@@ -34,6 +34,7 @@ class Request:
     release: str | None = None
     method: str | None = None  # a build method's name
     into: str | None = None  # the environment to install into, for the command that is shown
+    here: bool = False  # the command runs on this machine, where `install` itself finds what fits and can be had
 
     @property
     def wanted_python(self) -> str:

@@ -257,7 +257,7 @@ class FarmFailureDocument(Struct):
     job: str
     error: str
     hint: str
-    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
+    failure: Annotated[str, Meta(description="the id that `doctor` has for it")]
 
 
 class FarmOutcomeDocument(Struct):

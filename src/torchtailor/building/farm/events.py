@@ -22,7 +22,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
     hint: str = ""
     code: int = 0
     missing: str = ""  # the key of an input that the store has lost
-    failure: str = ""  # what `torchtailor diagnose` calls it
+    failure: str = ""  # what `torchtailor doctor` calls it
     log: str = ""  # the last lines of what it printed, or the traceback
     log_path: str = ""  # of the whole log, on the worker
 

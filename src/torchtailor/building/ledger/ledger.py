@@ -118,7 +118,7 @@ class Attempt:
     output_bytes: int | None
     log: str = ""
     percent: float | None = None  # progress when it stopped
-    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")] = ""
+    failure: Annotated[str, Meta(description="the id that `doctor` has for it")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class LedgerJob:
     misses: int = 0
     error: str = ""
     fix: str = ""
-    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")] = ""
+    failure: Annotated[str, Meta(description="the id that `doctor` has for it")] = ""
     log: Annotated[str, Meta(description="a file with what the job printed, if it failed")] = ""
     variants: Annotated[tuple[str, ...], Meta(description="that needed it")] = ()
     ended: datetime = field(default_factory=lambda: datetime.now(UTC))

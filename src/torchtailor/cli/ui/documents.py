@@ -66,7 +66,6 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "cache": ("`cache list --json`", "fetch.cache:CacheListing"),
     "cache-prune": ("`cache prune --json`", "fetch.cache:CachePruned"),
     "doctor": ("`doctor --json`", "verification.doctor:DoctorReport"),
-    "diagnose": ("`diagnose --json`", "verification.failures:Diagnosis"),
 }
 
 

@@ -57,8 +57,10 @@ class NewLine:
 
     version: Dotted
     known: Release | None  # the catalog's release of this line
+    neighbour: Release  # whose facts count where they were not read: its own, or those of the next line that is known
     pythons: tuple[str, ...]  # those that the catalog does not list
     builds: tuple[ListedBuild, ...]
+    earlier: tuple[ListedBuild, ...] = ()  # older patch releases, where the line itself is new
 
     @property
     def name(self) -> str:
@@ -69,25 +71,28 @@ class NewLine:
         return self.known is not None and self.known.version < self.version
 
 
-def new_lines(listed: Survey, catalog: Catalog) -> tuple[NewLine, ...]:
-    """Every line of which there is something new; an older line that the catalog leaves out is not."""
+def new_lines(listed: Survey, catalog: Catalog, since: Dotted | None = None) -> tuple[NewLine, ...]:
+    """Every line of which there is something new; older ones that the catalog leaves out count from `since` on."""
     known: dict[tuple[int, ...], Release] = {}
     for release in catalog.releases.values():
         line = release.version.parts[:2]
         known[line] = max(known.get(line, release), release, key=lambda item: item.version)
     newest = max(known, default=())
+    oldest = since.parts[:2] if since else newest
     lines = []
     for line, version in sorted(listed.newest_by_line.items()):
         before = known.get(line)
-        if (before is None and line < newest) or (before and version < before.version):
+        if (before is None and line < min(newest, oldest)) or (before and version < before.version):
             continue
         builds = listed.of(version)
         every = {python for build in builds for python in build.pythons}
         if before and before.version == version:
             builds = tuple(build for build in builds if not _is_known(before, build))
         pythons = sorted(every - set(before.pythons if before else ()), key=python_key)
+        earlier = () if before else tuple(build for build in listed.line(line) if build.version != version)
         if builds or pythons:
-            lines.append(NewLine(version, before, tuple(pythons), builds))
+            neighbour = before or known[min((other for other in known if other > line), default=newest)]
+            lines.append(NewLine(version, before, neighbour, tuple(pythons), builds, earlier))
     return tuple(lines)
 
 
@@ -112,13 +117,14 @@ def describe(line: NewLine, read: tuple[ReadBuild, ...], catalog: Catalog) -> It
     if line.known is not None and line.pythons:
         text = f"PyTorch {line.version} for Python {', '.join(line.pythons)}"
         yield News(NewsKind.PYTHON, line.name, text, "the index's page")
-    before = line.known or max(catalog.releases.values(), key=lambda release: release.version)
+    before = line.neighbour
     if line.known is None or line.is_patch:
         for build in read[:1]:
             for name in ("cudnn", "nccl", "triton"):
                 old, new = getattr(before, name), getattr(build.facts, name)
                 if new and old != new:
-                    text = f"{_PACKAGES[name]} {new}, was {old} in {before.version}"
+                    when = "was" if before.version < line.version else "is"
+                    text = f"{_PACKAGES[name]} {new}, {when} {old} in {before.version}"
                     yield News(NewsKind.PACKAGE, line.name, text, build.source)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, CudaToolkit, Dotted, Release
-from torchtailor.catalog.releases import HostBaseline, VariantRow
+from torchtailor.catalog.releases import WHEEL_GLIBC, HostBaseline, VariantRow
+from torchtailor.catalog.versions import python_key
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.fetch.upkeep.news import NewLine, ReadBuild
+from torchtailor.trees.wheels.name import WheelName
 
 if TYPE_CHECKING:
     from torchtailor.code.hostcode.features import FeatureTable
 
 Row = dict[str, Any]
+_MANYLINUX2014 = Dotted("2.17")
 
 # The levels of a platform, from the oldest on.
 _LEVELS = {
@@ -38,14 +42,16 @@ class RowMaker:
         self.sources: dict[str, str] = {}
         self.toolkits: dict[Dotted, Row] = {}
 
-    def release_row(self, line: NewLine, read: tuple[ReadBuild, ...]) -> Row | None:
+    def release_row(
+        self, line: NewLine, read: tuple[ReadBuild, ...], earlier: tuple[ReadBuild, ...] = ()
+    ) -> Row | None:
         """The row of a line of releases: a whole one, or what has to be merged into the catalog's.
 
         None for a patch release of which a wheel could not be read: once it is in the catalog, nobody reads it again.
         """
         if line.is_patch and len(read) < len(line.builds):
             return None
-        before = line.known or max(self._catalog.releases.values(), key=lambda release: release.version)
+        before = line.neighbour
         read = tuple(build for build in read if self._has_toolkit(build))
         if line.known is None and not read:
             return None
@@ -54,12 +60,16 @@ class RowMaker:
             row |= self._identity(line, read)
         if line.known is not None and line.is_patch:
             row["patches"] = [_older_patch(line.known, read)]
+        elif patches := list(_patches(line, read, earlier)):
+            row["patches"] = patches
         if line.pythons:
             row["pythons"] = list(line.pythons)
         if served := {build.listed.arch: build.facts.label for build in read if not build.listed.local}:
             row["default_index"] = served
         if line.known is None:
             row |= {"cxx": before.cxx, "gcc_min": before.gcc_min}
+            if older := {arch: str(glibc) for arch, glibc in _glibc(read).items() if glibc < WHEEL_GLIBC}:
+                row["glibc"] = older
         row |= self._host_facts(line, before, read)
         source = f"index-{line.version}"
         row |= self._trust(line, read, row)
@@ -86,6 +96,7 @@ class RowMaker:
         guessed = guessed if line.is_patch else []  # of a new release nothing is written that was not measured
         verified = [*(["pythons"] if line.pythons else []), *(["git_commit"] if "git_commit" in row else []), *measured]
         believed = [*(["cxx", "gcc_min", "rows"] if line.known is None else []), *guessed]
+        believed += ["glibc"] if "glibc" in row else []
         if "baseline" in row:
             (verified if any(b.measured for b in read) else believed).append("baseline")
         if "exceptions" in row:
@@ -218,6 +229,34 @@ def _older_patch(known: Release, read: Iterable[ReadBuild]) -> Row:
         "without": sorted(new),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _patches(line: NewLine, read: Iterable[ReadBuild], earlier: tuple[ReadBuild, ...]) -> Iterator[Row]:
+    """The older patch releases of a new line, as far as they differ from its newest."""
+    labels = {build.facts.label for build in read}
+    triton = next((build.facts.triton for build in read if build.facts.triton), "")
+    for version in sorted({build.listed.version for build in earlier}, reverse=True):
+        builds = [build for build in earlier if build.listed.version == version]
+        pythons = sorted({python for build in builds for python in build.listed.pythons}, key=python_key)
+        own = next((build.facts.triton for build in builds if build.facts.triton), "")
+        facts: Row = {
+            "version": str(version),
+            "git_commit": next((build.facts.git_commit for build in builds if build.facts.git_commit), ""),
+            "pythons": pythons if pythons != list(line.pythons) else [],
+            "triton": own if own != triton else "",
+            "without": sorted(labels - {build.facts.label for build in builds}),
+        }
+        yield {name: value for name, value in facts.items() if value}
+
+
+def _glibc(read: Iterable[ReadBuild]) -> dict[str, Dotted]:
+    """The oldest glibc that the wheels' names promise; PyTorch's manylinux1 wheels were built in manylinux2014."""
+    oldest: dict[str, Dotted] = {}
+    for build in read:
+        _, file = build.listed.newest
+        if promised := WheelName.parse(Path(file.filename)).oldest_glibc:
+            oldest[build.listed.arch] = max(Dotted("{}.{}".format(*promised)), _MANYLINUX2014)
+    return oldest
 
 
 def _nearest(release: Release, cuda: Dotted) -> Build | None:

@@ -59,6 +59,10 @@ class Survey:
             newest[line] = max(newest.get(line, build.version), build.version)
         return newest
 
+    def line(self, line: tuple[int, ...]) -> tuple[ListedBuild, ...]:
+        """All builds of a line's releases."""
+        return tuple(build for build in self.builds if build.version.parts[:2] == line)
+
     def of(self, version: Dotted) -> tuple[ListedBuild, ...]:
         return tuple(build for build in self.builds if build.version == version)
 

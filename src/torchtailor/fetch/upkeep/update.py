@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from torchtailor.catalog import Catalog
+from torchtailor.catalog import Catalog, Dotted
 from torchtailor.core.disk import cache_folder
 from torchtailor.core.documents import Date, Seconds
 from torchtailor.core.errors import BadInputError, NetworkError
@@ -98,12 +98,16 @@ def find_updates(
     finder: Finder,
     *,
     measured: bool = False,
+    since: Dotted | None = None,
     today: date | None = None,
     progress: Progress | None = None,
     scratch: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> CatalogUpdate:
-    """Compare the indexes with the catalog; with `measured`, also read the libraries of new wheels."""
+    """Compare the indexes with the catalog; with `measured`, also read the libraries of new wheels.
+
+    With `since`, older lines that the catalog leaves out count too.
+    """
     start, day = clock(), (today or date.today()).isoformat()
     measuring = _measuring(scratch or cache_folder(), progress or Progress()) if measured else None
     listed = survey(finder, catalog)
@@ -111,10 +115,11 @@ def find_updates(
     maker = RowMaker(catalog, day)
     news: list[News] = []
     releases = []
-    for line in new_lines(listed, catalog):
+    for line in new_lines(listed, catalog, since):
         read = tuple(found for build in line.builds if (found := reader.read(build)))
+        earlier = tuple(found for build in line.earlier if (found := reader.read(build, measured=False)))
         news += describe(line, read, catalog)
-        if row := maker.release_row(line, read):
+        if row := maker.release_row(line, read, earlier):
             releases.append(row)
     complete = listed.complete and not reader.problems
     return CatalogUpdate(
@@ -148,12 +153,12 @@ class _Reader:
         self.problems: list[str] = []
         self.measured: list[MeasuredWheel] = []
 
-    def read(self, build: ListedBuild) -> ReadBuild | None:
+    def read(self, build: ListedBuild, *, measured: bool = True) -> ReadBuild | None:
         python, file = build.newest
         try:
             with open_listed(file, self._finder.client) as wheel:
                 facts = read_facts(wheel, python, build.arch)
-                found = self._measuring(wheel) if self._measuring else None
+                found = self._measuring(wheel) if self._measuring and measured else None
         except (BadInputError, NetworkError) as error:
             self.problems.append(error.message)
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchtailor.core.disk import disk_errors
-from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
+from torchtailor.core.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.format import counted, printable
 from torchtailor.core.progress import Progress
 from torchtailor.core.version import __version__
@@ -19,7 +19,6 @@ from torchtailor.oci.compression import LayerWriter, UnpackedLayer, WrittenLayer
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.filesystem import Content, LayerFile, MemberKind
 from torchtailor.oci.imagespec import (
-    CONFIG_LIMIT,
     ImageConfig,
     ImageManifest,
     NewLayer,
@@ -27,9 +26,8 @@ from torchtailor.oci.imagespec import (
     layer_type,
     new_manifest,
     read_manifest,
-    wrong_layer,
 )
-from torchtailor.oci.rewrite import LayerChanges
+from torchtailor.oci.rewrite import LayerChanges, NewMember
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import Cut
@@ -38,8 +36,10 @@ from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.packages import Packages
 from torchtailor.tailoring.image.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
-from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, doubled
-from torchtailor.tailoring.tree import left_out_of
+from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, counted_pieces, doubled
+from torchtailor.tailoring.left_out import stand_ins
+from torchtailor.tailoring.packs import check_tools_for, folders_of_packs
+from torchtailor.tailoring.tree import NewFile, left_out_of
 from torchtailor.trees.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
 from torchtailor.trees.artifact.sites import installed_path
 
@@ -121,21 +121,16 @@ class _OneImage:
 
     @cached_property
     def config(self) -> ImageConfig:
-        wanted = self.manifest.config
-        if wanted.size > CONFIG_LIMIT:
-            raise BadInputError(
-                f"The configuration of {self.where} is too large: {wanted.size} bytes.",
-                "Fetch or build the image again.",
-            )
-        with self.cutter.source.blob(wanted) as pieces:
-            return ImageConfig.parse(b"".join(pieces), len(self.manifest.layers), self.where)
+        return ImageConfig.read(self.cutter.source, self.manifest)
 
     @cached_property
     def survey(self) -> ImageSurvey:
         room = min(_KEPT, shutil.disk_usage(self.folder).free // 8)
-        return ImageSurvey(self.folder, room, self.options.cut.strip, self.options.cut.relr)
+        chosen = self.options.cut
+        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened)
 
     def cut(self) -> CutImage:
+        check_tools_for(self.tailoring, self.config.machine)
         self._read_layers()
         self._check_licence()
         self._check_glibc()
@@ -167,17 +162,13 @@ class _OneImage:
         for number, layer in enumerate(layers):
             where = f"Layer {number + 1} of {self.where}"
             with self._pieces(layer, spool=True) as pieces:
-                facts = self.survey.add_layer(self._counted(pieces), layer.size, where)
-            if facts.diff_id != config.diff_ids[number]:
-                raise wrong_layer(where, facts.diff_id, config.diff_ids[number])
+                self.survey.add_layer(self._counted(pieces), layer.size, config.diff_ids[number], where)
             if self._settled(number):
                 self.cutter.send(layer, self.spooled.pop(layer.digest, None))
                 self.sent.add(number)
 
     def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            self.cutter.progress.advance(len(piece))
-            yield piece
+        return counted_pieces(pieces, self.cutter.progress)
 
     @contextmanager
     def _counted_pieces(self, number: int) -> Iterator[Iterator[bytes]]:
@@ -204,7 +195,9 @@ class _OneImage:
 
     def _settled(self, number: int) -> bool:
         """Whether a layer certainly stays as it is, whatever later layers hold."""
-        if self.options.squash_shadowed or any(one.file.layer == number for one in self.survey.candidates.values()):
+        if self.options.squash_shadowed or self.tailoring.drop_unopened:
+            return False
+        if any(one.file.layer == number for one in self.survey.candidates.values()):
             return False
         texts = [text for text in self.survey.records if text.file.layer == number]
         if texts and Packages(self.survey).lists_library(texts):
@@ -298,15 +291,24 @@ class _OneImage:
         own = self.survey.view.of_layer(number)
         gone = frozenset(file.number for file in own if (number, file.number) in self.left_out)
         replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
-        added: dict[int, tuple[str, bytes]] = {}  # what comes after a member
-        for update in self.packages.updated(number, results, self.paths_left_out, self.left_out, self.tailoring):
+        added = self._added(number, cut)
+        for update in self.packages.updated(
+            number,
+            results,
+            self.libraries.added,
+            self.paths_left_out,
+            self.standing_in,
+            self.left_out,
+            self.tailoring,
+        ):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
             older = next(files, None) if update.manifest else None
             if older:
                 replaced[older.number] = update.manifest
             elif update.manifest:
-                added[update.number] = (update.manifest_path, update.manifest)
+                new = NewMember(update.manifest_path, update.manifest, len(update.manifest))
+                added.setdefault(update.number, []).append(new)
         sizes = {
             member: results[(number, member)].size_after if isinstance(new, Path) else len(new)
             for member, new in replaced.items()
@@ -320,10 +322,25 @@ class _OneImage:
         written = self._write(number, changes)
         self._send_written(written)
         for path in cut.values():
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path.parent)
         if stored := self.spooled.pop(layer.digest, None):
             stored.unlink()
         return written
+
+    def _added(self, number: int, cut: Iterable[FoundLibrary]) -> dict[int, list[NewMember]]:
+        """What comes after the members of a layer: packs and hooks after libraries, stand-ins in place of others."""
+        added: dict[int, list[NewMember]] = {}
+        written: set[str] = set()
+        for library in sorted(cut, key=lambda library: library.file.number):
+            for file in self.libraries.added.get(library.content, ()):
+                folders = folders_of_packs(file.path)
+                new = [NewMember(path) for path in folders] + [NewMember(file.path, file.content, file.state.size)]
+                added.setdefault(library.file.number, []).extend(one for one in new if one.path not in written)
+                written.update(one.path for one in new)
+        for path, stand_in in self.standing_in.items():
+            if (there := self.survey.view.at(path)) and there.layer == number:
+                added[there.number] = [NewMember(stand_in.path, stand_in.content, stand_in.state.size)]
+        return added
 
     def _cut_libraries(self, number: int) -> dict[FoundLibrary, Path]:
         """The libraries of a layer that changed, cut once."""
@@ -338,6 +355,10 @@ class _OneImage:
         files = self.survey.view.files
         gone = {file.path for file in files if self.left_out.get((file.layer, file.number)) == "rule"}
         return {path: file for path, file in self.dropped.items() if path in gone}
+
+    @cached_property
+    def standing_in(self) -> dict[str, NewFile]:
+        return stand_ins(self.packages, self.paths_left_out)
 
     def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
         layer = self.manifest.layers[number]
@@ -426,7 +447,8 @@ class _OneImage:
         others = [name for name in drop_rules() if name not in chosen]
         droppable: dict[str, tuple[int, int]] = {}
         others_drop = Drops.of(others, self.tailoring.policy)
-        for found in left_out_of(self.packages, self.tailoring, others_drop).files.values():
+        by_rule = replace(self.tailoring, drop_unopened=False)
+        for found in left_out_of(self.packages, by_rule, others_drop).files.values():
             number, size = droppable.get(found.rule, (0, 0))
             droppable[found.rule] = (number + 1, size + found.size)
         unchanged = not any(written)

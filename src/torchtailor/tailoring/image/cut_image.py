@@ -63,11 +63,8 @@ def cut_image(
             "--gpu none is for wheels: an image keeps the packages that are installed in it.",
             "Install what `torchtailor build --gpu none` makes into the image.",
         )
-    if options.cut.packing:
-        raise UsageError(
-            "An image is cut to GPUs, not to a program, and has no place for packs.",
-            "Leave out split and workload; `torchtailor tailor` cuts the packages that an image is built of.",
-        )
+    if options.cut.split:
+        raise UsageError("The packs of all GPUs would be in the same image.", "Cut the image once for each GPU.")
     started = time.monotonic()
     with ExitStack() as stack:
         progress = progress or Progress()

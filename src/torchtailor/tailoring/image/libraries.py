@@ -19,8 +19,7 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.image.packages import Packages
 from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, store
 from torchtailor.tailoring.libraries import LibraryJob
-from torchtailor.tailoring.tree import StripRule
-from torchtailor.trees.licences import needs_nvidia_option
+from torchtailor.tailoring.tree import NewFile, StripRule, is_refused
 
 _BATCH = 2 << 30  # bytes of libraries that are unpacked at once
 
@@ -48,14 +47,17 @@ class ImageLibraries:
     packed: PackedPieces  # the bytes of a layer by its number, counted
     progress: Progress
     results: dict[Content, LibraryResult] = field(default_factory=dict)
+    added: dict[Content, list[NewFile]] = field(default_factory=dict)  # what comes with those that changed
 
     @cached_property
     def names(self) -> dict[Content, list[LayerFile]]:
         return self.survey.names()
 
     def proprietary(self, content: Content) -> bool:
-        files = self.names[content]
-        return any(needs_nvidia_option(file.path, package) for file in files for package in self.packages.of(files))
+        return is_refused(self.packages, *self._paths(content))
+
+    def _paths(self, content: Content) -> list[str]:
+        return [file.path for file in self.names[content]]
 
     def cut(self, number: int, wanted: Sequence[FoundLibrary]) -> dict[FoundLibrary, Path]:
         """Cut the libraries of a layer; the new files of those that changed."""
@@ -76,7 +78,7 @@ class ImageLibraries:
     def owners(self) -> dict[Content, frozenset[str]]:
         """The packages of each library, by name."""
         return {
-            content: frozenset(package.name for package in self.packages.of(files) if package)
+            content: frozenset(one.metadata.name for file in files for one in self.packages.packages(file.path))
             for content, files in self.names.items()
         }
 
@@ -90,6 +92,8 @@ class ImageLibraries:
                 self.stripped.note(self.owners[job.candidate.content], result)
                 if result.status.changed:
                     changed[job.candidate] = job.target
+                    if not self.options.dry_run:
+                        self.added[job.candidate.content] = job.added(self.packages, result)
 
     def _batches(self, number: int, wanted: Sequence[FoundLibrary]) -> Iterator[list[tuple[FoundLibrary, Path]]]:
         if kept := [(one, one.kept) for one in wanted if one.kept]:
@@ -116,13 +120,14 @@ class ImageLibraries:
             yield batch
 
     def _job(self, candidate: FoundLibrary, path: Path) -> _CutJob:
-        return _CutJob(
+        return _CutJob.of(
+            self.packages,
             candidate.file.path,
             candidate.file.size,
             path,
             path.with_name("cut"),
             self.options,
-            self.proprietary(candidate.content),
+            names=self._paths(candidate.content),
             candidate=candidate,
             for_symbols=self.strip is True or not candidate.has_code,
         )

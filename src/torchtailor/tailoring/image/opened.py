@@ -31,13 +31,12 @@ from torchtailor.core.progress import Progress
 from torchtailor.oci.compression import UnpackedLayer
 from torchtailor.oci.filesystem import Content, LayerFile, MemberKind
 from torchtailor.oci.imagespec import (
-    CONFIG_LIMIT,
+    ARCHITECTURES,
     ImageConfig,
     ImageManifest,
     is_attestation,
     read_index,
     read_manifest,
-    wrong_layer,
 )
 from torchtailor.oci.manifests import is_index
 from torchtailor.oci.tarstream import TarReader
@@ -45,15 +44,15 @@ from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.choose import open_source
 from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
 from torchtailor.tailoring.image.cut_image import chosen_image, no_image
-from torchtailor.tailoring.image.survey import LayerScan, store
+from torchtailor.tailoring.image.survey import LayerScan, counted_pieces, store
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.libraries import may_be_elf
+from torchtailor.workload.pack import PACK_SUFFIX
 
 _NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
 _PACKAGE_TEXT = re.compile(r"(?:.*/)?(?:[^/]+\.dist-info/.+|torchtailor\.json|conda-meta/[^/]+\.json|pyvenv\.cfg)")
 _IN_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/.*")
 _MOST_TEXT = 64 << 20
-_ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def is_image_name(text: str) -> bool:
@@ -73,12 +72,7 @@ def opened_image(
         with disk_errors(place, unchanged="Set TMPDIR to a folder on a disk with more room."):
             folder = stack.enter_context(staging_folder(place))
             manifest = read_manifest(_one_image(source, platform), source.name)
-            if manifest.config.size > CONFIG_LIMIT:
-                raise BadInputError(
-                    f"The configuration of {source.name} is too large.", "Fetch or build the image again."
-                )
-            with source.blob(manifest.config) as pieces:
-                config = ImageConfig.parse(b"".join(pieces), len(manifest.layers), source.name)
+            config = ImageConfig.read(source, manifest)
             root = _Unpacking(source, manifest, config, folder, progress).run()
         gpus = tuple(filter(None, config.label(ANNOTATION_GPUS).split(",")))
         yield Artifact(root, ArtifactKind.IMAGE, label=source.name, made_for=gpus)
@@ -93,7 +87,7 @@ def _one_image(source: ImageSource, platform: str | None) -> Document:
     images = [one for one in index.manifests if not is_attestation(one)]
     if not images:
         raise no_image(source.name, "attestations of how one was built")
-    own = f"linux/{_ARCHS.get(host_platform.machine(), host_platform.machine())}"
+    own = f"linux/{ARCHITECTURES.get(host_platform.machine(), host_platform.machine())}"
     if platform is None and any(str(one.platform).startswith(own) for one in images):
         platform = own
     chosen = chosen_image(index, platform, source.name) or (images[0] if len(images) == 1 else None)
@@ -122,17 +116,10 @@ class _Unpacking:
         for number, layer in enumerate(layers):
             where = f"Layer {number + 1} of {self._source.name}"
             with self._source.blob(layer) as pieces:
-                tar = UnpackedLayer(self._counted(pieces), layer.size, where)
-                facts = self._scan.add_layer(tar, where)
-            if facts.diff_id != self._config.diff_ids[number]:
-                raise wrong_layer(where, facts.diff_id, self._config.diff_ids[number])
+                tar = UnpackedLayer(counted_pieces(pieces, self._progress), layer.size, where)
+                self._scan.add_layer(tar, self._config.diff_ids[number], where)
         self._build()
         return self._root
-
-    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            self._progress.advance(len(piece))
-            yield piece
 
     def _file(self, reader: TarReader, file: LayerFile) -> None:
         """Store the bytes of one file, if they matter."""
@@ -141,7 +128,8 @@ class _Unpacking:
             place = self._keep((reader.head(HEAD_SIZE),), file)
             os.truncate(place, file.size)
             return
-        if is_code_file(name) or (_PACKAGE_TEXT.fullmatch(file.path) and file.size <= _MOST_TEXT):
+        is_text = _PACKAGE_TEXT.fullmatch(file.path) and file.size <= _MOST_TEXT
+        if is_text or is_code_file(name) or name.endswith(PACK_SUFFIX):
             self._keep(reader.data(), file)
             return
         head = reader.head(len(MAGIC))

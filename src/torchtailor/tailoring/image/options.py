@@ -32,6 +32,10 @@ class ImageOptions:
                 ("--no-strip", chosen.strip is False),
                 ("--relr", chosen.relr),
                 ("--recompress", chosen.recompress),
+                (f"--workload {chosen.workload.label}" if chosen.workload else "", chosen.workload is not None),
+                (f"--margin {chosen.workload.margin}" if chosen.workload else "", chosen.workload is not None),
+                ("--no-pack", chosen.no_pack),
+                ("--drop-unopened", chosen.drop_unopened),
                 (f"--drop {','.join(sorted(chosen.drop))}", bool(chosen.drop)),
                 ("--squash-shadowed", self.squash_shadowed),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,13 +17,13 @@ from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.image.survey import ImageSurvey, PackageText
 from torchtailor.tailoring.manifest import environment_manifest, library_json
-from torchtailor.tailoring.tree import FileState, Gone, changed_rows
+from torchtailor.tailoring.tree import FileState, Gone, NewFile, Package, changed_rows, new_rows, reinstalling
 from torchtailor.trees.artifact.drops import DroppedFile
-from torchtailor.trees.artifact.libraries import is_shared_name
+from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.distribution import MANIFEST
-from torchtailor.trees.wheels.metadata import Metadata
-from torchtailor.trees.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+from torchtailor.trees.wheels.record import Record, RecordRow, UnusualRecordError
+from torchtailor.workload.pack import PACK_FOLDER
 
 _NAMED = 5  # Debian packages that a note lists
 
@@ -52,28 +53,45 @@ class Packages:
             self._named.setdefault(file.path, []).append(file)
 
     @cached_property
-    def owners(self) -> dict[str, list[Metadata]]:
-        """The packages that list a path of a library or of a file of GPU code, in any layer."""
-        found: dict[str, list[Metadata]] = {}
+    def owners(self) -> dict[str, list[Package]]:
+        """The packages that list a path, in any layer."""
+        listed: dict[str, list[Package]] = {}
         for text in self.survey.records:
-            package = self.survey.package(text.dist_info)
+            package = self._package(text)
             record = self._parse(text)
             if record is None or package is None:
                 continue
             for path, _ in self._rows(text, record):
-                if path in self._named or path in self.survey.code:
-                    found.setdefault(path, []).append(package)
-        return found
+                listed.setdefault(path, []).append(package)
+        return listed
 
-    @property
+    def _package(self, text: PackageText) -> Package | None:
+        metadata = self.survey.package(text.dist_info)
+        return Package(metadata, text.dist_info) if metadata else None
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         return {file.path: file.size for file in self.survey.view.files}
 
-    def packages(self, path: str) -> Sequence[Metadata]:
+    def packages(self, path: str) -> Sequence[Package]:
         return self.owners.get(path, ())
 
     def code(self, path: str) -> CodeFile | None:
         return self.survey.code.get(path)
+
+    def shared(self, path: str) -> SharedFile:
+        file = self.survey.view.at(path)
+        return (self.survey.shared.get(file.content) if file else None) or SharedFile(None, is_module=False)
+
+    def installed(self, path: str) -> str:
+        return path
+
+    def loose_packs(self, path: str) -> str:
+        """Beside the library: links on the way to it may lead anywhere."""
+        return f"{posixpath.dirname(path)}/{PACK_FOLDER}"
+
+    def brings_back(self, path: str) -> str:
+        return reinstalling(self, path) or "the stock image"
 
     def lists_library(self, texts: Iterable[PackageText]) -> bool:
         """Whether one of these RECORDs may have to change, also for a library of a later layer, or cannot be read."""
@@ -86,11 +104,6 @@ class Packages:
             )
             for text, record in records
         )
-
-    def of(self, files: Iterable[LayerFile]) -> list[Metadata | None]:
-        """The packages that list a library under any of its names; [None] where none does."""
-        found = {package.name: package for file in files for package in self.owners.get(file.path, ())}
-        return list(found.values()) or [None]
 
     def later_layers(self, layer: int, left_out: Collection[Content]) -> set[int]:
         """The later layers that hold libraries which the RECORDs of a layer list."""
@@ -119,7 +132,9 @@ class Packages:
         self,
         layer: int,
         results: Mapping[Content, LibraryResult],
+        added: Mapping[Content, Sequence[NewFile]],
         gone: Mapping[str, DroppedFile],
+        standing_in: Mapping[str, NewFile],
         left_out: Collection[Content],
         options: Cut,
     ) -> Iterator[RecordUpdate]:
@@ -127,13 +142,12 @@ class Packages:
         for text in self._of_layer(layer, left_out):
             record = self._parse(text)
             rows = list(self._rows(text, record)) if record else []
-            found = {
-                path: result
+            contents = {
+                path: file.content
                 for path, _ in rows
-                if path not in gone
-                and (file := self._in_effect(path, layer, left_out))
-                and (result := results.get(file.content))
+                if path not in gone and (file := self._in_effect(path, layer, left_out)) and file.content in results
             }
+            found = {path: results[content] for path, content in contents.items()}
             now: dict[str, FileState | Gone] = {path: Gone.GONE for path, _ in rows if path in gone}
             now |= {
                 path: FileState(one.sha256_out, one.size_after) for path, one in found.items() if one.status.changed
@@ -144,10 +158,13 @@ class Packages:
             libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
             dropped = [{**plain(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
             said = b""
-            if package := self.survey.package(text.dist_info):
-                said = environment_manifest(options.document, package.name, package.version, libraries, dropped)
+            if package := self._package(text):
+                beside = [file for content in contents.values() for file in added.get(content, ())]
+                changes |= new_rows([*beside, *(standing_in[path] for path in now if path in standing_in)], package)
+                name, version = package.metadata.name, package.metadata.version
+                said = environment_manifest(options.document, name, version, libraries, dropped)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
-                changes[own] = RecordRow(own, FileHash.of(said), len(said))
+                changes[own] = FileState.of_bytes(said).row(own)
             yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)
 
     def debian_note(self, paths: Iterable[str]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.disk import staged_for
 from torchtailor.core.errors import BadInputError, EnvironmentProblem
 from torchtailor.core.format import human_bytes, printable
+from torchtailor.core.progress import Progress
 from torchtailor.core.trust import Limit
 from torchtailor.oci.compression import LayerCompression, UnpackedLayer, ahead
 from torchtailor.oci.filesystem import (
@@ -35,10 +36,11 @@ from torchtailor.oci.filesystem import (
     is_marker,
     whiteout_of,
 )
+from torchtailor.oci.imagespec import wrong_layer
 from torchtailor.oci.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, TarReader
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.tailoring.libraries import is_program_with_code
-from torchtailor.trees.artifact.libraries import is_shared_name, may_be_elf
+from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name, may_be_elf
 from torchtailor.trees.licences import is_closed_text
 from torchtailor.trees.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 
@@ -95,6 +97,13 @@ class LayerFacts:
     files: int
 
 
+def counted_pieces(pieces: Iterator[bytes], progress: Progress) -> Iterator[bytes]:
+    """The same pieces, whose bytes are shown as they come."""
+    for piece in pieces:
+        progress.advance(len(piece))
+        yield piece
+
+
 ReadFile = Callable[[TarReader, LayerFile], None]
 
 
@@ -106,10 +115,13 @@ class LayerScan:
         self.view = MergedView()
         self.layers: list[LayerFacts] = []
 
-    def add_layer(self, tar: UnpackedLayer, where: str) -> LayerFacts:
-        """Read the next layer."""
+    def add_layer(self, tar: UnpackedLayer, diff_id: str, where: str) -> None:
+        """Read the next layer, which must have the digest that the configuration says."""
         with closing(ahead(tar)) as pieces:
-            return self._merge(pieces, tar, where)
+            facts = self._merge(pieces, tar, where)
+        if facts.diff_id != diff_id:
+            raise wrong_layer(where, facts.diff_id, diff_id)
+        self.layers.append(facts)
 
     def _merge(self, pieces: Iterator[bytes], tar: UnpackedLayer, where: str) -> LayerFacts:
         number = len(self.layers)
@@ -143,9 +155,7 @@ class LayerScan:
         for _ in reader.trailer():
             pass
         self.view.add_layer(number, files, Whiteouts(tuple(deleted), tuple(opaque)), folders)
-        facts = LayerFacts(f"sha256:{hasher.hexdigest()}", total, tar.compression, len(files))
-        self.layers.append(facts)
-        return facts
+        return LayerFacts(f"sha256:{hasher.hexdigest()}", total, tar.compression, len(files))
 
     def _member(self, reader: TarReader, member: LayerMember, path: str, layer: int, where: str) -> LayerFile:
         link = ""
@@ -172,11 +182,13 @@ class ImageSurvey:
     room: int  # bytes of libraries that may be kept
     strip: bool | None = None  # symbol tables: of all libraries, of none, or (None) of packages that have GPU code
     relr: bool = False  # whether relocations of these packages are packed
+    unopened: bool = False  # whether libraries may be left out because they were never opened
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # its licence files that are proprietary
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
+    shared: dict[Content, SharedFile] = field(default_factory=dict)  # what libraries are that may be left out
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
     debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
     glibcs: list[LayerFile] = field(default_factory=list)  # those that read packed relocations
@@ -193,9 +205,9 @@ class ImageSurvey:
     def layers(self) -> list[LayerFacts]:
         return self._scanned.layers
 
-    def add_layer(self, pieces: Iterator[bytes], size: int, where: str) -> LayerFacts:
+    def add_layer(self, pieces: Iterator[bytes], size: int, diff_id: str, where: str) -> None:
         """Read the next layer."""
-        return self._scanned.add_layer(UnpackedLayer(pieces, size, where), where)
+        self._scanned.add_layer(UnpackedLayer(pieces, size, where), diff_id, where)
 
     def of_layer(self, number: int) -> list[FoundLibrary]:
         return [one for one in self.candidates.values() if one.file.layer == number]
@@ -310,6 +322,8 @@ class ImageSurvey:
         if not is_shared_name(file.path):
             found = is_program_with_code(source)
             return found, found
+        if self.unopened:
+            self.shared[file.content] = SharedFile.read(file.path, source)
         elf = ElfFile(source)
         if _GLIBC.search(file.path) and source.find(_READS_RELR, 0, source.size) >= 0:
             self.glibcs.append(file)

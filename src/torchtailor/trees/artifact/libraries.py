@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchtailor.code.binary import placeholder
 from torchtailor.code.binary.elf import ElfFile
-from torchtailor.code.binary.elf_headers import MAGIC, SECTION_HEADER, FileType
+from torchtailor.code.binary.elf_headers import MAGIC, SECTION_HEADER, ElfMachine, FileType
 from torchtailor.code.binary.source import BufferSource, ByteSource, blamed_on, open_source
 from torchtailor.code.gpucode.files import HEAD_SIZE, CodeFile, is_code_file, known_by_head, read_code_file
 from torchtailor.trees.wheels.archive import Member, WheelArchive, head_of_member, open_member
@@ -24,7 +24,28 @@ _TEXT_SUFFIXES = frozenset((
     ".sh", ".svg", ".toml", ".ts", ".ttf", ".txt", ".typed", ".xml", ".yaml", ".yml",
     ".cubin",  # an ELF file, but not for this processor: one of the files of GPU code
 ))  # fmt: skip
+_MODULE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?:cpython-\w+(?:-\w+)*|abi3))?\.so")
 _SHARED_NAME = re.compile(r"\.so(\.[\w.]+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """What a shared library is to those who load it."""
+
+    machine: ElfMachine | None  # None for one that is no library, or for a processor that is not known
+    is_module: bool  # of Python
+
+    @classmethod
+    def read(cls, path: str, source: ByteSource) -> SharedFile:
+        machine = placeholder.machine_of(bytes(source.read(0, min(source.size, placeholder.HEAD_SIZE))))
+        name = module_name(path)
+        return cls(machine, bool(name) and source.find(f"\0PyInit_{name}\0".encode(), 0, source.size) >= 0)
+
+
+def module_name(path: str) -> str:
+    """The name that an extension module has in Python, by its file's; empty for what cannot be one."""
+    match = _MODULE.fullmatch(path.rpartition("/")[2])
+    return match["name"] if match else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +72,23 @@ class LibraryFile:
             with open_source(self.path) as source, blamed_on(str(self.path)):
                 yield source
 
+    @property
+    def is_elf(self) -> bool:
+        """Whether it is an ELF file, and not what stands in for a library that was left out."""
+        return (is_shared_name(self.name) or may_be_elf(self.name)) and _is_elf(self._head(placeholder.HEAD_SIZE))
+
+    def _head(self, size: int) -> bytes:
+        if self.member is not None:
+            return head_of_member(self.path, self.member, size)
+        with self.path.open("rb") as file:
+            return file.read(size)
+
     def code(self) -> CodeFile | None:
         """What it is as a file of GPU code; mostly its first bytes tell, and nothing else is unpacked."""
         if not known_by_head(self.name):
             with self.open() as source:
                 return read_code_file(self.name, source, self.size)
-        if self.member is None:
-            with self.path.open("rb") as file:
-                head = file.read(HEAD_SIZE)
-        else:
-            head = head_of_member(self.path, self.member, HEAD_SIZE)
-        return read_code_file(self.name, BufferSource(head), self.size)
+        return read_code_file(self.name, BufferSource(self._head(HEAD_SIZE)), self.size)
 
 
 def is_shared_name(name: str) -> bool:
@@ -79,12 +106,6 @@ def why_not_cut(elf: ElfFile) -> str:
     table = elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size
     end = max([table, *(section.file_end for section in elf.sections if section.in_file)])
     return "other data follows its last section" if elf.source.size > end else ""
-
-
-def is_elf(path: Path) -> bool:
-    """Whether a file is an ELF file, and not what stands in for a library that was left out."""
-    with path.open("rb") as file:
-        return _is_elf(file.read(placeholder.HEAD_SIZE))
 
 
 def is_placeholder(path: Path) -> bool:

@@ -20,7 +20,6 @@ from torchtailor.core.trust import Label, decode_json
 from torchtailor.trees.wheels.archive import WheelArchive
 from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.trees.wheels.metadata import with_version
-from torchtailor.trees.wheels.record import FileHash, Record, RecordRow
 from torchtailor.trees.wheels.write import DEFAULT_MODE, new_wheel
 
 SCHEMA = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
@@ -96,26 +95,20 @@ def make_variant(wheel: Path, folder: Path, label: VariantLabel, version: str) -
         target = folder / f"{str(distribution.name.with_version(version)).removesuffix('.whl')}-{label}.whl"
         dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
         metadata_name, manifest_name = (f"{distribution.dist_info}/{name}" for name in ("METADATA", MANIFEST))
-        rows: list[RecordRow] = []
         with new_wheel(target) as writer:
             for member in distribution.payload():
                 name = distribution.renamed(member.name, version)
                 if member.name == metadata_name:
                     data = with_version(archive.read(metadata_name), version)
                     writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
-                    rows.append(RecordRow(name, FileHash.of(data), len(data)))
-                    continue
-                writer.copy(archive, member, name)
-                if row := distribution.record.get(member.name):
-                    rows.append(RecordRow(name, row.hash, row.size))
+                else:
+                    writer.copy(archive, member, name, distribution.hash_of(member))
             written = {INSIDE: variants_document({str(label): label.properties})}
             if manifest_name in archive.members:
                 written[MANIFEST] = archive.read(manifest_name)
             for name, data in written.items():
                 writer.add_bytes(f"{dist_info}{name}", data)
-                rows.append(RecordRow(f"{dist_info}{name}", FileHash.of(data), len(data)))
-            rows.append(RecordRow(f"{dist_info}RECORD"))
-            writer.add_bytes(f"{dist_info}RECORD", Record(rows).encode())
+            writer.add_record(f"{dist_info}RECORD")
     return target
 
 
@@ -135,11 +128,8 @@ def make_choice(
     }
     if label:
         written[INSIDE] = variants_document({str(label): label.properties})
-    rows: list[RecordRow] = []
     with new_wheel(target) as writer:
         for file, data in written.items():
             writer.add_bytes(f"{name}-{version}.dist-info/{file}", data)
-            rows.append(RecordRow(f"{name}-{version}.dist-info/{file}", FileHash.of(data), len(data)))
-        rows.append(RecordRow(f"{name}-{version}.dist-info/RECORD"))
-        writer.add_bytes(f"{name}-{version}.dist-info/RECORD", Record(rows).encode())
+        writer.add_record(f"{name}-{version}.dist-info/RECORD")
     return target

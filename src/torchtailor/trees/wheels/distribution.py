@@ -17,7 +17,7 @@ from torchtailor.core.errors import BadInputError
 from torchtailor.trees.wheels.archive import Member, WheelArchive
 from torchtailor.trees.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.trees.wheels.name import WheelName
-from torchtailor.trees.wheels.record import Record, UnusualRecordError
+from torchtailor.trees.wheels.record import FileHash, Record, UnusualRecordError
 
 MANIFEST = "torchtailor.json"
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")  # of RECORD; worthless once it changes
@@ -99,6 +99,11 @@ class WheelDistribution:
             if separator and folder == self.dist_info.removesuffix(".dist-info") + suffix:
                 return f"{self.name.distribution}-{version}{suffix}/{rest}"
         return path
+
+    def hash_of(self, member: Member) -> FileHash | None:
+        """The hash that RECORD has of a file."""
+        row = self.record.get(member.name)
+        return row.hash if row else None
 
     @cached_property
     def stock_local(self) -> str:

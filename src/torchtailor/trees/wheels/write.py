@@ -14,6 +14,7 @@ from typing import BinaryIO
 from torchtailor.core.disk import new_file
 from torchtailor.trees.wheels.archive import Member, WheelArchive
 from torchtailor.trees.wheels.deflate import Effort, deflate_bytes, deflate_file
+from torchtailor.trees.wheels.record import FileHash, Record, RecordRow
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s4B4H3I5H2I")
@@ -70,13 +71,14 @@ class _Entry:
 
 
 class WheelWriter:
-    """Adds members in the order they shall have; made by `new_wheel`."""
+    """Adds members in the order they shall have, and notes what RECORD says of them; made by `new_wheel`."""
 
     def __init__(self, file: BinaryIO, effort: Effort, threads: int) -> None:
         self._file = file
         self._effort = effort
         self._threads = threads
         self._entries: list[_Entry] = []
+        self._rows: list[RecordRow] = []
 
     def add_bytes(self, name: str, data: bytes, mode: int = DEFAULT_MODE) -> None:
         """A small file; stored where packing does not help."""
@@ -87,8 +89,13 @@ class WheelWriter:
         body = packed if method else data
         self._begin(name, method, isal_zlib.crc32(data), len(body), len(data), mode)
         self._file.write(body)
+        self._rows.append(RecordRow(name, FileHash.of(data), len(data)))
 
-    def add_file(self, name: str, source: Path, mode: int = DEFAULT_MODE) -> None:
+    def add_record(self, name: str) -> None:
+        """RECORD, which lists all that was added before, and itself."""
+        self.add_bytes(name, Record([*self._rows, RecordRow(name)]).encode())
+
+    def add_file(self, name: str, source: Path, mode: int = DEFAULT_MODE, *, sha256: FileHash | None = None) -> None:
         """A large file, deflated straight into the wheel; its header is filled in afterwards."""
         size = source.stat().st_size
         bound = size + size // 1000 + 1024  # deflate never grows by as much
@@ -99,8 +106,9 @@ class WheelWriter:
         self._file.seek(draft.offset)
         self._file.write(self._entries[-1].local())
         self._file.seek(end)
+        self._rows.append(RecordRow(name, sha256, size))
 
-    def copy(self, archive: WheelArchive, member: Member, name: str) -> None:
+    def copy(self, archive: WheelArchive, member: Member, name: str, sha256: FileHash | None = None) -> None:
         """A member of another wheel, its packed bytes copied unchanged."""
         method = 8 if member.deflated else 0
         mode = member.mode or (stat.S_IFDIR | 0o755 if member.is_dir else DEFAULT_MODE)
@@ -108,6 +116,8 @@ class WheelWriter:
         self._file.flush()
         _copy_range(archive.fileno, self._file.fileno(), member.data_offset, member.packed_size)
         self._file.seek(0, os.SEEK_END)
+        if not member.is_dir:
+            self._rows.append(RecordRow(name, sha256, member.size))
 
     def finish(self) -> None:
         """The table at the end, with its wide form where counts or offsets need it."""

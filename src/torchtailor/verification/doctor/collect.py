@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -21,9 +23,9 @@ from torchtailor.trees.artifact.launch import Launch, open_target
 from torchtailor.verification.doctor.examine import TorchEnvironment
 from torchtailor.verification.doctor.fixes import Interpreter
 from torchtailor.verification.doctor.symptoms import ProblemKind, Symptom, read_symptoms
+from torchtailor.verification.failures import Diagnosis, diagnose
 from torchtailor.verification.failures.process import message_of
 
-_LOG_LIMIT = 8 << 20  # the end of a log holds the error
 # The smallest thing that needs everything: libraries, driver, GPU, code for it.
 _TRIAL = (
     "import torch; a = torch.ones(8) @ torch.ones(8); "
@@ -34,59 +36,59 @@ _PATH = re.compile(r"[^\s:'\"]*/[^\s:'\"]+|[^\s:'\"/]+\.(?:log|txt|out|err|stder
 _PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
-def read_message(message: str) -> str:
-    """The message itself, or the end of the file that it names."""
+def open_message(message: str) -> tuple[IO[bytes], bool]:
+    """The message itself or the file that it names, and whether it is such a log."""
     try:
         path = Path(message)
-        if not message or not path.is_file():
-            if _PATH.fullmatch(message) and not path.exists():
-                raise NoMatchError(f"{message} does not exist.", "Check the path, or paste the message itself.")
-            return message
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_LIMIT))
-            return file.read().decode("utf-8", "replace")
+        if path.is_file():
+            return path.open("rb"), True
+        if _PATH.fullmatch(message) and not path.exists():
+            raise NoMatchError(f"{message} does not exist.", "Check the path, or paste the message itself.")
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return message  # a pasted message, not a path
-        raise BadInputError(f"{message} cannot be read: {error.strerror}.", "Paste the message itself.") from error
+        if error.errno != errno.ENAMETOOLONG:  # which a pasted message is
+            raise BadInputError(f"{message} cannot be read: {error.strerror}.", "Paste the message itself.") from error
     except ValueError:  # a NUL in it
-        return message
+        pass
+    return io.BytesIO(message.encode("utf-8", "replace")), False
 
 
-def described_environment(description: Path, catalog: Catalog, place: Path | None, message: str) -> TorchEnvironment:
+def described_environment(
+    description: Path, catalog: Catalog, place: Path | None, seen: Diagnosis | None
+) -> TorchEnvironment:
     """A machine that was described by `torchtailor detect --json`: with an environment of this machine, else with the
     torch found there."""
     from torchtailor.advise.host.store import load
 
     host = load(description)
     if place is not None:
-        return _examined(host, catalog, place, message, run=False)
-    return TorchEnvironment(host, host.torches[0] if host.torches else None, message=message)
+        return _examined(host, catalog, place, seen, run=False)
+    return TorchEnvironment(host, host.torches[0] if host.torches else None, seen=seen)
 
 
-def local_environment(catalog: Catalog, place: Path | None, message: str, *, run: bool) -> TorchEnvironment:
+def local_environment(catalog: Catalog, place: Path | None, seen: Diagnosis | None, *, run: bool) -> TorchEnvironment:
     """This machine with one of its environments: the one named, else the active one, else python3's."""
     from torchtailor.advise.host.detect import detect
 
-    return _examined(detect(catalog=catalog), catalog, place, message, run=run)
+    return _examined(detect(catalog=catalog), catalog, place, seen, run=run)
 
 
-def _examined(host: Host, catalog: Catalog, place: Path | None, message: str, *, run: bool) -> TorchEnvironment:
+def _examined(
+    host: Host, catalog: Catalog, place: Path | None, seen: Diagnosis | None, *, run: bool
+) -> TorchEnvironment:
     """An environment, as if it were on a machine; only on this one torch can be run."""
     launch, shown = _environment(place, host)
     torch, damage = _installed(launch)
     interpreter = _interpreter(launch, shown)
     if torch is None:
-        return TorchEnvironment(host, None, shown, message, interpreter=interpreter)
+        return TorchEnvironment(host, None, shown, seen, interpreter=interpreter)
     if run:
-        message = message_of(launch.run(["-c", _TRIAL], timeout=180))
-    symptoms = {symptom.kind: symptom for symptom in read_symptoms(message)}
+        said = message_of(launch.run(["-c", _TRIAL], timeout=180))
+        seen = diagnose(io.BytesIO(said.encode("utf-8", "replace"))) if said else None
+    symptoms = {symptom.kind: symptom for symptom in read_symptoms(seen)}
     others = _without_code(torch, host, catalog) if ProblemKind.NO_CODE in symptoms and not damage else ()
     mixed = symptoms.get(ProblemKind.MIXED_LIBRARIES)
     asked_of = _asked_of(Path(torch.path).parent, mixed) if mixed else ""
-    return TorchEnvironment(
-        host, torch, shown, message, cut_for(Path(torch.path)), others, interpreter, asked_of, damage
-    )
+    return TorchEnvironment(host, torch, shown, seen, cut_for(Path(torch.path)), others, interpreter, asked_of, damage)
 
 
 def _interpreter(launch: Launch, shown: str | None) -> Interpreter:

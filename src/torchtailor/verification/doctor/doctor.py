@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 from torchtailor.catalog import Catalog, load_catalog
-from torchtailor.verification.doctor.collect import described_environment, local_environment, read_message
-from torchtailor.verification.doctor.examine import DoctorReport, examine
+from torchtailor.verification.doctor.collect import described_environment, local_environment, open_message
+from torchtailor.verification.doctor.examine import DoctorReport, examine, explain_log
+from torchtailor.verification.failures import diagnose
 
 
 def doctor(
-    message: str = "",
+    message: str | IO[bytes] = "",
     *,
     environment: Path | None = None,
     machine: Path | None = None,
     run: bool = True,
     catalog: Catalog | None = None,
 ) -> DoctorReport:
-    """Find out why torch does not run.
+    """Find out why torch does not run, or why a build failed.
 
-    `message` is what was seen, or the path of a file that holds it; without one, torch is imported and runs one kernel
-    (unless `run` is false). `environment` is by default the active one; `machine` is the description of another
-    machine, written by `torchtailor detect --json`: its own torch is examined, or that of `environment`.
+    `message` is what was seen, the path of a log that holds it, or an open log; without one, torch is imported and runs
+    one kernel (unless `run` is false). `environment` is by default the active one; `machine` is the description of
+    another machine, written by `torchtailor detect --json`: its own torch is examined, or that of `environment`.
     """
+    seen = None
+    if message:
+        stream, is_log = open_message(message) if isinstance(message, str) else (message, True)
+        with stream:
+            seen = diagnose(stream)
+        if (is_log or not seen.clean) and (report := explain_log(seen)) is not None:
+            return report
     catalog = catalog or load_catalog()
-    text = read_message(message)
     if machine is not None:
-        examined = described_environment(machine, catalog, environment, text)
-    else:
-        examined = local_environment(catalog, environment, text, run=run and not text)
-    return examine(examined, catalog)
+        return examine(described_environment(machine, catalog, environment, seen), catalog)
+    return examine(local_environment(catalog, environment, seen, run=run and seen is None), catalog)

@@ -18,10 +18,11 @@ from torchtailor.catalog.releases import WHEEL_GLIBC
 from torchtailor.core.errors import NoMatchError
 from torchtailor.verification.doctor.fixes import Fix, Fixes, Interpreter
 from torchtailor.verification.doctor.symptoms import ProblemKind, Symptom, read_symptoms
+from torchtailor.verification.failures import Diagnosis, FailureTable
 from torchtailor.verification.inspection.torch_code import suitable_gpus
 
 # Problems that are the cause of other messages too: missing code of torch's warning, and of an old driver's.
-_ALSO_EXPLAINS = {
+_ALSO_EXPLAINS: Mapping[str, tuple[ProblemKind, ...]] = {
     ProblemKind.NO_CODE: (ProblemKind.NOT_LISTED, ProblemKind.DRIVER),
     ProblemKind.NO_DRIVER: (ProblemKind.NO_GPU,),
     ProblemKind.NO_GPU: (ProblemKind.NO_DRIVER,),
@@ -42,12 +43,12 @@ _OF_THE_GPU = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TorchEnvironment:
-    """A machine, the torch that is on it, and the message that was seen."""
+    """A machine, the torch that is on it, and what was seen."""
 
     host: Host
     torch: InstalledTorch | None
     place: str | None = None  # of the environment, as the user would write it in a command
-    message: str = ""
+    seen: Diagnosis | None = None  # the message or log
     cut_for: tuple[str, ...] = ()  # the GPUs that torchtailor cut this torch for
     others: tuple[tuple[str, str], ...] = ()  # further libraries with GPU code, none of it for this GPU: name, code
     interpreter: Interpreter | None = None
@@ -70,7 +71,7 @@ class TorchEnvironment:
 class Problem:
     """One thing that is wrong: what, why, and what to do, the best first."""
 
-    kind: ProblemKind
+    kind: str  # the failure's id
     cause: str
     fixes: tuple[Fix, ...]
     seen: str = ""  # the message it explains
@@ -78,32 +79,48 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The problems that were found, and what is in order."""
+    """The problems that were found, and what is in order; machine and torch are empty where they do not matter."""
 
     machine: str
     torch: str
     problems: tuple[Problem, ...]
     healthy: tuple[str, ...]
     unexplained: tuple[str, ...] = ()
+    log: Diagnosis | None = None  # what the message or log says by itself
 
 
 def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     """All problems that the facts and the message show."""
-    symptoms = read_symptoms(environment.message)
+    symptoms = read_symptoms(environment.seen)
     environment = _of_message(environment, symptoms)
     problems = list(_Examination(environment, catalog, symptoms).problems())
     seen = {symptom.kind: symptom.text for symptom in symptoms}
     problems = [replace(problem, seen=_seen(problem.kind, seen)) for problem in problems]
-    problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
     explained = {kind for problem in problems for kind in (problem.kind, *_ALSO_EXPLAINS.get(problem.kind, ()))}
     if environment.torch is not None and environment.torch.cuda is not None and not problems:
         explained.add(ProblemKind.NOT_LISTED)  # a warning, where the GPU has code to run
     problems += [_by_message(symptom, environment) for symptom in symptoms if symptom.kind not in explained]
+    problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
     left = []
-    if environment.message.strip() and not symptoms:
-        left = [environment.message.strip().splitlines()[-1][:300]]
+    if environment.seen is not None and not symptoms:
+        line = environment.seen.first_error or environment.seen.last_line
+        left = [line.text.strip()[:300]] if line else []
     healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))
-    return DoctorReport(_machine(environment.host), _torch(environment), tuple(problems), healthy, tuple(left))
+    machine, torch = _machine(environment.host), _torch(environment)
+    return DoctorReport(machine, torch, tuple(problems), healthy, tuple(left), environment.seen)
+
+
+def explain_log(seen: Diagnosis) -> DoctorReport | None:
+    """The report of a log that says all by itself: of a failed build, or without any error."""
+    if seen.clean:
+        reached = f" The build had reached {seen.percent:.0f} %." if seen.percent is not None else ""
+        return DoctorReport(
+            "", "", (), (f"No error in {seen.lines} line{'' if seen.lines == 1 else 's'}.{reached}",), log=seen
+        )
+    found = seen.finding
+    if found is None or not seen.known or found.table is FailureTable.RUNTIME:
+        return None
+    return DoctorReport("", "", (Problem(found.failure, found.cause, (Fix(found.fix),), found.text),), (), log=seen)
 
 
 class _Examination:
@@ -119,6 +136,8 @@ class _Examination:
     def problems(self) -> Iterator[Problem]:
         torch = self._environment.torch
         if torch is None:
+            if self._environment.seen is not None and ProblemKind.NO_TORCH not in self._symptoms:
+                return  # the message is of another environment
             where = self._environment.place or "this machine's Python"
             yield Problem(ProblemKind.NO_TORCH, f"There is no torch in {where}.", self._fixes.install())
             return
@@ -137,7 +156,7 @@ class _Examination:
         """Problems that only a message can show: they come before anything of the GPU."""
         if ProblemKind.INSTRUCTION in self._symptoms:
             yield self._instruction(torch)
-        if ProblemKind.LIBC in self._symptoms or self._old_libc(torch):
+        if self._old_libc(torch):
             libc = f"{self._host.system.libc} {self._host.system.libc_version or ''}".strip()
             cause = f"Official wheels need glibc {self._glibc(torch)} or newer, and this system has {libc}."
             yield Problem(ProblemKind.LIBC, cause, self._fixes.newer_system())
@@ -174,7 +193,8 @@ class _Examination:
         """The oldest glibc on which the official wheels of a release run."""
         number = torch.version.split("+")[0]
         releases = self._catalog.releases.values()
-        return next((one.wheel_glibc for one in releases if str(one.version) == number), WHEEL_GLIBC)
+        fitting = (release.wheel_glibc(self._host.cpu.arch) for release in releases if str(release.version) == number)
+        return next(fitting, WHEEL_GLIBC)
 
     def _instruction(self, torch: InstalledTorch) -> Problem:
         cpu = self._host.cpu
@@ -338,7 +358,7 @@ def _torch(environment: TorchEnvironment) -> str:
     return f"{torch.version} ({cuda}) in {torch.path}{code}"
 
 
-def _seen(kind: ProblemKind, seen: Mapping[ProblemKind, str]) -> str:
+def _seen(kind: str, seen: Mapping[str, str]) -> str:
     """The message that a problem explains."""
     return next((seen[one] for one in (kind, *_ALSO_EXPLAINS.get(kind, ())) if one in seen), "")
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from torchtailor.catalog import Capability
-from torchtailor.verification.failures import FailureTable, FoundFailure, find_failures
+from torchtailor.verification.failures import Diagnosis, FailureTable, FoundFailure
 
 _SHOWN = 300
 
 
-class ProblemKind(Enum):
-    """The kinds of problem that torch on a machine can have: the failures of runtime.toml."""
+class ProblemKind(StrEnum):
+    """The failures of runtime.toml that facts about the machine and its torch confirm, refute or make more precise."""
 
     NO_TORCH = "no-torch"
     NO_CODE = "no-kernel-image"
@@ -34,7 +34,7 @@ class ProblemKind(Enum):
 class Symptom:
     """A message that was recognised, and what it names."""
 
-    kind: ProblemKind
+    kind: str  # the failure's id
     text: str
     capability: Capability | None = None  # of the GPU that the message is about
     gpu: str | None = None  # its name
@@ -46,25 +46,20 @@ class Symptom:
     driver_cuda: str | None = None  # the CUDA of the driver, where the message has it
 
 
-def read_symptoms(message: str) -> tuple[Symptom, ...]:
-    """Every known message in a text, each kind once, in the order in which they appear."""
-    symptoms: dict[ProblemKind, Symptom] = {}
-    for found in find_failures(message, FailureTable.RUNTIME):
-        symptom = _symptom(found)
-        known = symptoms.get(symptom.kind)
-        if known is None or (known.capability is None and symptom.capability is not None):
-            symptoms[symptom.kind] = symptom
-    return tuple(symptoms.values())
+def read_symptoms(diagnosis: Diagnosis | None) -> tuple[Symptom, ...]:
+    """What a message says of a torch that does not run, the cause first."""
+    found = (diagnosis.finding, *diagnosis.others) if diagnosis is not None else ()
+    return tuple(_symptom(failure) for failure in found if failure and failure.table is FailureTable.RUNTIME)
 
 
 def _symptom(found: FoundFailure) -> Symptom:
-    kind, names = ProblemKind(found.failure), found.names
+    kind, names = found.failure, found.names
     capability = None
     if "sm" in names:
         capability = Capability.from_number(int(names["sm"]))
     elif "capability" in names:
         capability = Capability.parse(names["capability"])
-    version = int(names.get("version", 0)) if kind is ProblemKind.DRIVER else 0
+    version = int(names.get("version", 0)) if kind == ProblemKind.DRIVER else 0
     driver_cuda = f"{version // 1000}.{version % 1000 // 10}" if version else None
     return Symptom(
         kind=kind,

@@ -46,6 +46,7 @@ class FoundFailure:
     cause: str
     fix: str
     source: str
+    table: FailureTable
     auto: AutoFix | None
     names: Mapping[str, str]  # what the message names: a symbol, a package, an architecture
 
@@ -62,17 +63,19 @@ class Diagnosis:
     others: tuple[FoundFailure, ...]
     first_error: LogLine | None
     context: tuple[LogLine, ...]
+    last_line: LogLine | None
     percent: float | None
     lines: int
 
     @property
     def known(self) -> bool:
-        return self.finding is not None
+        """Whether the cause is known; what builds that succeed print too is none."""
+        return self.finding is not None and self.finding.rank < _REMARK
 
     @property
     def clean(self) -> bool:
         """Whether the log holds no error at all."""
-        return self.finding is None and self.first_error is None
+        return self.first_error is None and not self.known
 
 
 def diagnose(stream: IO[bytes]) -> Diagnosis:
@@ -120,6 +123,7 @@ class _Hit:
             cause=cause,
             fix=fix,
             source=self.failure.source,
+            table=self.failure.table,
             auto=self.failure.auto if self.rank < _REMARK else None,
             names=names,
         )
@@ -204,11 +208,13 @@ class _Reading:
         for hit in self.hits:
             _log.info("line %d shows %s%s", hit.line.number, hit.failure.id, ", the cause" if hit is chosen else "")
         others = {hit.failure.id: hit for hit in reversed(self.hits) if chosen and hit.failure is not chosen.failure}
+        recent = [LogLine(number, clean(raw)) for number, raw in self._recent]
         return Diagnosis(
             finding=chosen.found() if chosen else None,
             others=tuple(hit.found() for hit in sorted(others.values(), key=lambda hit: hit.line.number)),
             first_error=self._first,
             context=tuple(chosen.context if chosen else self._first_context),
+            last_line=next((line for line in reversed(recent) if line.text.strip()), None),
             percent=self._percent,
             lines=self._number,
         )

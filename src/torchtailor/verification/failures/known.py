@@ -28,8 +28,8 @@ class FailureTable(Enum):
     """The tables: how Nix, a build and a torch that runs can fail; what is more specific comes first."""
 
     NIX = "nix"
-    BUILD = "build"
     RUNTIME = "runtime"
+    BUILD = "build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class KnownFailure:
     cause: str
     fix: str
     source: str
+    table: FailureTable
     auto: AutoFix | None = None
     error: str = "build"  # the kind of error that a command ends with
     shared: bool = False  # another table's failure, with this table's words
@@ -138,7 +139,7 @@ class _TableFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 @cache
 def load_table(table: FailureTable) -> tuple[KnownFailure, ...]:
     """The failures of one table, in the file's order, which is their order of precedence."""
-    return tuple(_failure(row) for row in _read(table).failure)
+    return tuple(_failure(row, table) for row in _read(table).failure)
 
 
 @cache
@@ -165,11 +166,11 @@ def _read(table: FailureTable) -> _TableFile:
     return msgspec.convert(tomllib.loads(text), _TableFile)
 
 
-def _failure(row: _FailureRow) -> KnownFailure:
+def _failure(row: _FailureRow, table: FailureTable) -> KnownFailure:
     rows: Sequence[_PatternRow] = row.patterns
     rank = row.rank
     if row.shared:
         original = next(other for other in _read(FailureTable.BUILD).failure if other.id == row.id)
         rows, rank = original.patterns, original.rank
     patterns = tuple(pattern.compile(rank) for pattern in rows)
-    return KnownFailure(row.id, patterns, row.cause, row.fix, row.source, row.auto, row.error, row.shared)
+    return KnownFailure(row.id, patterns, row.cause, row.fix, row.source, table, row.auto, row.error, row.shared)

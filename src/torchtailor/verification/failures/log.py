@@ -11,10 +11,12 @@ from typing import IO
 MAX_LINE = 4096
 _BLOCK = 1 << 16
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# What tools put before a line of the program they run: docker's step and seconds, nix's and flox's package, CI's clock.
+# What tools put before a line of the program they run: docker's step and seconds, nix's and flox's package, CI's clock,
+# the rank or process of a distributed program, pytest's mark of an error.
 _PREFIX = re.compile(
     r"#\d{1,6} (?:\d{1,9}\.\d{1,9} )?|\[?[\w.+-]{1,200}\]?> |\d{4}-\d\d-\d\d[T ][\d:.]{1,30}Z? "
-    r"|\s{0,40}│\s?|\s{1,40}> "
+    r"|\s{0,40}│\s?|\s{1,40}> |\[rank\d{1,5}\]: ?|E   {1,60}"
+    r"|(?:\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) ?)?(?:ERROR|WARNING) \d\d-\d\d [\d:]{8} [^\]]{1,80}\] ?"
 )
 _NINJA = re.compile(r"\[(\d{1,9})/(\d{1,9})\]")
 _MAKE = re.compile(r"\[\s{0,3}(\d{1,3})%\]")

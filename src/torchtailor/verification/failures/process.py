@@ -19,7 +19,7 @@ _SIGNALS = {
     signal.SIGKILL: "a kill, most likely for lack of memory",
     signal.SIGABRT: "an abort",
 }
-_NOT_LOADED = ("missing-shared-library", "no-driver")
+_NOT_LOADED = ("missing-shared-library", "missing-system-library", "no-driver")
 _MISSING_MODULE = re.compile(r"No module named '([\w.]{1,200})'")
 
 

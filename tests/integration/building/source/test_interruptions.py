@@ -170,7 +170,7 @@ def test_history_shows_switches_and_where_it_stopped(start: Start, project: Path
     assert "tailor_values.h" in said
     assert re.findall("pytorch\\d+", said.partition(".log")[0]) == ["pytorch299"] * 2  # the source's, also in the log
     last = subprocess.run(
-        [sys.executable, "-m", "torchtailor", "diagnose", "--last"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "torchtailor", "doctor", "--last"], capture_output=True, text=True, check=False
     )
     assert "missing-header" in last.stdout, last.stderr
     table = subprocess.run(

@@ -1,4 +1,4 @@
-"""`torchtailor build --via source` and `diagnose`: what is wrong is said in a sentence, and plans change nothing."""
+"""`torchtailor build --via source` and `doctor --last`: what is wrong is a sentence, and plans change nothing."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*BUILD, "--set", "CXXFLAGS=-O2 -march=native", "--dry-run"], ExitCode.USAGE, "cannot add -march=native"),
         ([*BUILD, "--source", "no/such/thing"], ExitCode.USAGE, "is not a source"),
         (["build", f"cpu-{ISA}", "--set", "USE_X=1"], ExitCode.USAGE, "Use --via source"),
-        (["diagnose"], ExitCode.USAGE, "either LOG or --last"),
-        (["diagnose", "--last"], ExitCode.NO_MATCH, "No build has left a log"),
-        (["diagnose", "a.log", "--last"], ExitCode.USAGE, "either LOG or --last"),
+        (["doctor", "--last"], ExitCode.NO_MATCH, "No build has left a log"),
+        (["doctor", "a.log", "--last"], ExitCode.USAGE, "either MESSAGE|LOG or --last"),
     ],
 )
 def test_what_is_wrong_is_said(

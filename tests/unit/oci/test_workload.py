@@ -1,0 +1,167 @@
+"""--workload for images: packs and the hook in the layer of their library, and files that were never opened."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.oci.builder import read_image, stock, tar_of
+from tests.unit.tailoring.helpers import options
+from tests.unit.tailoring.test_left_out import module
+from tests.unit.tailoring.test_records import check, merged
+from tests.unit.wheels.builder import METADATA, record_of
+from torchtailor.cli import main
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import BufferSource
+from torchtailor.core.errors import UsageError
+from torchtailor.surgery.cut import Cut
+from torchtailor.tailoring.image.cut_image import cut_image
+from torchtailor.tailoring.image.opened import opened_image
+from torchtailor.tailoring.image.options import ImageOptions
+from torchtailor.tailoring.image.result import ImageReport
+from torchtailor.verification.static.packed import packs_of
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
+from torchtailor.workload.trace import Trace, write_trace
+
+FAT = (Path(__file__).parents[1] / "gpucode" / "fixtures" / "raw.so").read_bytes()
+SITE = "usr/lib/python3/site-packages"
+USED, UNUSED, MODULE = "torch/lib/libused.so", "torch/lib/libunused.so", "torch/_fast.cpython-313-x86_64-linux-gnu.so"
+LARGE = FAT + bytes(1 << 17)
+TRACE = Trace(opened=(USED,))
+LOOSE = "usr/local/cuda/lib64/libown.so"
+FILES = {
+    "torch/__init__.py": b"1",
+    "torch/include/a.h": b"//",
+    USED: FAT,
+    UNUSED: LARGE,
+    MODULE: module("_fast"),
+}
+
+
+def chosen(**more: object) -> Cut:
+    return replace(options(), workload=TracedWorkload(TRACE), processes=1, **more)  # type: ignore[arg-type]
+
+
+def package(files: dict[str, bytes], name: str = "torch", licence: str = "MIT") -> dict[str, bytes]:
+    info = f"{name}-1.0.dist-info"
+    text = METADATA.format(name=name, version="1.0", licence=licence, extra="").encode()
+    whole = files | {f"{info}/METADATA": text}
+    return {
+        f"{SITE}/{path}": data for path, data in (whole | {f"{info}/RECORD": record_of(whole, info).encode()}).items()
+    }
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    later = {f"./{SITE}/{USED}": FAT, f"./{LOOSE}": FAT}  # as `chown` makes a layer
+    return stock(tmp_path / "stock", [tar_of(package(FILES)), tar_of(later)])
+
+
+def cut(image: str, tmp_path: Path, options: Cut, squash_shadowed: bool = False) -> ImageReport:
+    return cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(options, squash_shadowed))
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("unopened", [False, True])
+def test_records_say_what_is_there(tmp_path: Path, image: str, unopened: bool, squash: bool) -> None:
+    report = cut(image, tmp_path, chosen(drop_unopened=unopened), squash_shadowed=squash)
+    libraries = {one.result.path: one.result for one in report.images[0].changed}
+    pack = libraries[f"{SITE}/{USED}"].pack
+    files = merged(read_image(tmp_path / "cut").tars)
+    folder = f"{SITE}/torchtailor-packs/torch"
+    assert {f"{folder}/{pack}", f"{folder}/{HOOK_NAME}"} <= set(files)
+    beside = f"{LOOSE.rpartition('/')[0]}/torchtailor-packs"
+    assert {f"{beside}/{libraries[LOOSE].pack}", f"{beside}/{HOOK_NAME}"} <= set(files)
+    check(files, f"{SITE}/")
+    record = files[f"{SITE}/torch-1.0.dist-info/RECORD"].decode()
+    assert f"torchtailor-packs/torch/{pack}," in record and f"torchtailor-packs/torch/{HOOK_NAME}," in record
+    assert (f"{SITE}/torch/include/a.h" in files) is not unopened
+    assert (f"{SITE}/torch/_fast.py" in files) is unopened
+    assert (f"{SITE}/{MODULE}" in files) is not unopened
+    if unopened:
+        assert b"installing torch 1.0 again" in files[f"{SITE}/torch/_fast.py"]
+        assert b"libunused.so was left out" in files[f"{SITE}/{UNUSED}"]  # by the library in its place
+        assert "torch/_fast.py," in record
+
+
+def test_packs_are_in_the_layer_of_their_library(tmp_path: Path, image: str) -> None:
+    cut(image, tmp_path, chosen())
+    for number, tar in enumerate(read_image(tmp_path / "cut").tars):
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            members = archive.getmembers()
+        names = [member.name.removeprefix("./") for member in members]
+        assert len(set(names)) == len(names)
+        library = names.index(f"{SITE}/{USED}")
+        folders = [f"{SITE}/torchtailor-packs", f"{SITE}/torchtailor-packs/torch"]
+        assert names[library + 1 : library + 3] == folders
+        for folder in folders:
+            made = members[names.index(folder)]
+            assert made.isdir() and made.mode == 0o755
+        spelled = [member.name for member in members if "torchtailor-packs" in member.name]
+        assert all(name.startswith("./") is (number == 1) for name in spelled)
+
+
+def test_the_hook_is_for_the_processor_of_the_image(tmp_path: Path, image: str) -> None:
+    cut(image, tmp_path, chosen())
+    hook = merged(read_image(tmp_path / "cut").tars)[f"{SITE}/torchtailor-packs/torch/{HOOK_NAME}"]
+    assert hook == hook_library(ElfFile(BufferSource(FAT)).machine, HookKind.NEEDED).read_bytes()
+
+
+def test_verify_and_inspect_find_the_packs(tmp_path: Path, image: str) -> None:
+    cut(image, tmp_path, chosen())
+    with opened_image(f"oci:{tmp_path}/cut:x") as artifact, packs_of(artifact) as packs:
+        assert {pack.parent.parent.name for pack in packs} >= {"torchtailor-packs"}
+        assert all(pack.read_bytes().startswith(b"TTPACK") for pack in packs)
+    assert main(["verify", f"oci:{tmp_path}/cut:x", "--against", image]) == 0
+
+
+def test_packs_elsewhere_and_nowhere(tmp_path: Path, image: str) -> None:
+    away = tmp_path / "volume"
+    for more in ({"packs": away}, {"no_pack": True}):
+        cut(image, tmp_path, chosen(**more))
+        files = merged(read_image(tmp_path / "cut").tars)
+        assert not [name for name in files if name.endswith(".ttpack")]
+        assert f"{SITE}/torchtailor-packs/torch/{HOOK_NAME}" in files
+        check(files, f"{SITE}/")
+    assert list(away.glob("*.ttpack"))
+
+
+def test_what_history_says(tmp_path: Path, image: str) -> None:
+    cut(image, tmp_path, chosen(no_pack=True, drop_unopened=True))
+    said = read_image(tmp_path / "cut").config["history"][-1]
+    text = json.dumps(said)
+    assert f"--workload {TracedWorkload(TRACE).label} --margin exact --no-pack --drop-unopened" in text
+
+
+def test_the_command(
+    tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "app.trace", TRACE)
+    line = ["image", image, "oci:cut:x", "--gpu", "9.0", "--workload", "app.trace"]
+    for more, said in (["--dry-run"], "would go to packs"), ([], "is in packs of"), (["--no-pack"], "was left out"):
+        assert main([*line, *more]) == 0
+        assert f"What the workload does not use of 4 libraries {said}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_split_is_refused(tmp_path: Path, image: str) -> None:
+    with pytest.raises(UsageError, match="same image"):
+        cut(image, tmp_path, options(split=True))
+
+
+def test_headers_of_nvidias_packages_stay_without_the_option(tmp_path: Path) -> None:
+    """As in wheels and folders; images left them out."""
+    closed = package(
+        {"nvidia/include/b.h": b"//", "nvidia/lib/libx.so": FAT}, "nvidia-x", "NVIDIA Proprietary Software"
+    )
+    image = stock(tmp_path / "stock", [tar_of(package(FILES) | closed)])
+    for nvidia in (False, True):
+        report = cut(image, tmp_path / str(nvidia), options(drop=("headers",), nvidia=nvidia, processes=1))
+        gone = {Path(file.path).name for file in report.images[0].dropped_files}
+        assert gone == ({"a.h", "b.h"} if nvidia else {"a.h"})
