@@ -19,7 +19,8 @@ SHORT = (80, 3)
 
 def plan(cases: int, kills: int) -> list[tuple[Torture, int]]:
     """Each class, and how many cases of it: the libraries together make the number of cases, the rest comes on top."""
-    inputs = [(one(), max(5, round(cases * one.share))) for one in (*INPUTS, Values)]
+    of_inputs: tuple[type[Torture], ...] = (*INPUTS, Values)
+    inputs = [(one(), max(5, round(cases * one.share))) for one in of_inputs]
     events = [(one(), kills if one.name == "kills" else max(2, kills // 4)) for one in EVENTS]
     return [*inputs, *events]
 

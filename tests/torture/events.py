@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.torture.harness import Torture, check_error
+from tests.torture.hook import HOOKED
 from tests.torture.inputs import FAT, check_index
 from tests.torture.intruder import ATTACKS, intrude, listening
 from tests.torture.publishers import Publishers
@@ -331,4 +332,13 @@ def faulty(server: Site, broken: dict[str, list[Fault]]) -> Iterator[None]:
         server.faults.clear()
 
 
-EVENTS: tuple[type[Torture], ...] = (Kills, Neighbours, FullDisk, FaultyServer, Strangers, Publishers, *STORES)
+EVENTS: tuple[type[Torture], ...] = (
+    Kills,
+    Neighbours,
+    FullDisk,
+    FaultyServer,
+    Strangers,
+    Publishers,
+    *STORES,
+    *HOOKED,
+)

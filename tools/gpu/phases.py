@@ -45,7 +45,7 @@ def main() -> None:
     owners: dict[str, tuple[object, str]] = {
         "job": (stage, "_do"),
         "listing": (stage._Listing, "of"),
-        "folders": (stage._Tree, "__init__"),
+        "folders": (stage._Copy, "__init__"),
         **{name: (stage, name) for name in _ALONE},
     }
     for label, (owner, name) in owners.items():

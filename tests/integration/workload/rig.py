@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import struct
 import subprocess
 import zlib
@@ -175,6 +176,17 @@ class Rig:
         self.compile(self.folder / "program", *self.flags, STANDIN / "program.c")
         return self
 
+    def storm(self) -> Path:
+        """A folder of libraries that a program opens and closes all the time."""
+        folder = self.folder / "storm"
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "storm.c").write_text("int storm(int value) { return value; }")
+            first = self.compile(folder / "storm0.so", "-shared", folder / "storm.c")
+            for number in range(1, 8):
+                shutil.copy(first, folder / f"storm{number}.so")
+        return folder
+
     def runtime(self, folder: Path, *flags: str) -> Path:
         name = "libcudart.so.13"
         return self.compile(folder / name, "-shared", f"-Wl,-soname,{name}", *flags, STANDIN / "cudart.c")
@@ -222,6 +234,7 @@ class Rig:
         preload: Sequence[Path] = (),
         path: Sequence[Path] = (),
         program: Path | None = None,
+        variables: Mapping[str, str] | None = None,
         **environment: str,
     ) -> Outcome:
         log = self.folder / "arrived.log"
@@ -232,6 +245,7 @@ class Rig:
             "HOME": os.environ["HOME"],
             "PATH": os.environ["PATH"],
             **self.settings,
+            **(variables or {}),
             **environment,
         }
         if preload:

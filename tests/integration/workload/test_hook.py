@@ -563,6 +563,65 @@ def test_forks_while_threads_are_inside(rig: Rig, tmp_path: Path) -> None:
     assert done.code == 0, done
 
 
+def storm(rig: Rig, kind: str, forks: int, record: Path, *, cut: Path, plain: Path) -> None:
+    """Children that begin while other threads load libraries, open a file, hand over code and leave: none hangs.
+
+    The loader's locks that another thread has at that moment stay taken in the child.
+    """
+    library = {"needed": cut, "preload": plain, "both, recording": cut}.get(kind)
+    before, how = ([f"open={library}"], ",library") if library else ([], "")
+    preload = [] if kind == "needed" else [rig.preload]
+    settings = {"TORCHTAILOR_RECORD": str(record)} if "recording" in kind else {}
+    quiet = {"TORCHTAILOR_QUIET": "1", "TORCHTAILOR_MISSES": "none"}
+    done = rig.run(*before, f"storm={forks},{rig.storm()}{how}", preload=preload, variables=settings | quiet)
+    assert (done.code, done.answers, done.said) == (0, [f"{forks} forks, 0 hung, 0 wrong"], ""), done
+    if library:
+        expected = {arrival("library", code) for code in MOVED[:2]}
+        assert (set(done.arrived), len(done.arrived)) == (expected, forks)
+    if settings:
+        children = [file for file in record.glob("*.tsv") if f"open\t{rig.storm()}/storm0.so\n" in file.read_text()]
+        assert len(children) >= forks
+
+
+STORMS = ["recording", "needed", "preload", "both, recording"]
+
+
+@pytest.mark.parametrize("kind", STORMS)
+def test_forks_while_threads_load_libraries(rig: Rig, cut: Path, plain: Path, tmp_path: Path, kind: str) -> None:
+    storm(rig, kind, 40, tmp_path, cut=cut, plain=plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STORMS)
+def test_two_thousand_forks_while_threads_load_libraries(
+    rig: Rig, cut: Path, plain: Path, tmp_path: Path, kind: str
+) -> None:
+    storm(rig, kind, 2000, tmp_path, cut=cut, plain=plain)
+
+
+def test_a_forked_child_that_loads_libraries(rig: Rig, cut: Path, plain: Path, tmp_path: Path) -> None:
+    """What was not loaded before the fork: by the loader's names there are none, but the kernel's."""
+    shared = rig.library(tmp_path / "libshared.so", CODES, renamed=True, runtime=True)
+    PACK.write(tmp_path / FOLDER / "a.ttpack")
+    link = tmp_path / "link.so"
+    link.symlink_to(plain)
+    words = ["fork", f"open={shared}", "load=0,shared", f"deep={link}", "load=1,library", "load=2,module"]
+    record = tmp_path / "record"
+    done = rig.run(*words, "leave=0", preload=[rig.preload], TORCHTAILOR_RECORD=str(record))
+    assert (done.code, done.arrived) == (
+        0, [arrival("library", MOVED[0]), arrival("library", MOVED[1]), arrival("module", MOVED[2])]
+    ), done  # fmt: skip
+    lines = recorded(record)
+    for library, code in ((shared, CODES[0]), (plain, CODES[1]), (plain, CODES[2])):
+        assert ["load", str(library), f"{address_of(library, code):#x}", "0x28"] in lines
+    assert ["open", str(shared)] in lines
+    assert ["open", str(plain)] in lines
+    for first in (shared, cut):
+        way = "shared" if first == shared else "library"
+        done = rig.run("fork", f"open={first}", f"load=3,{way}", f"chdir={tmp_path}", f"load=6,{way}")
+        assert done.arrived == [arrival("library", MOVED[3]), arrival("library", KEPT)], done
+
+
 # --- misses
 
 

@@ -7,7 +7,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <link.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,18 +67,17 @@ static void check_package(const char *library, const struct tt_package *missing,
     for (size_t i = 0; i < found->target_count; i++) /* code of the same major version and no newer minor runs */
         if (!gpu || (found->targets[i] / 10 == gpu / 10 && found->targets[i] <= gpu)) return;
     struct tt_package package;
-    if (missing) package = *missing;
-    else if (!tt_find_package(library, &package)) return;
     tt_acquire();
-    int again = count == SAID;
-    for (size_t i = 0; i < count; i++) again |= !strcmp(said[i], package.name);
+    if (missing) package = *missing;
+    int again = count == SAID || (!missing && !tt_find_package(library, &package));
+    for (size_t i = 0; !again && i < count; i++) again = !strcmp(said[i], package.name);
     if (!again) memcpy(said[count++], package.name, sizeof package.name);
     tt_release();
     if (again) return;
     char target[16] = "sm90";
     if (gpu) snprintf(target, sizeof target, "sm%u", gpu);
     tt_say("torchtailor: %s has its GPU code in a package of its own, and %s is not installed. Run `pip install "
-           "'%s[%s]==%s'` with the index that it came from.\n", library,
+           "'%s[%s]==%s'` with the index that it came from.", library,
            gpu ? "the one for this GPU" : "none for a GPU", package.name, target, package.version);
 }
 
@@ -100,7 +98,7 @@ static const void *from_pack(const void *ticket, const struct tt_place *place) {
     } else if (!(missing = tt_find_package(place->path, &package))) {
         tt_key_text(key, text);
         tt_say("torchtailor: %s needs GPU code (container %.12s) that was moved to a pack, and no pack with it was found "
-               "(looked in %s). Put the pack there, set TORCHTAILOR_PACK, or run `torchtailor restore`.\n",
+               "(looked in %s). Put the pack there, set TORCHTAILOR_PACK, or run `torchtailor restore`.",
                place->path, text, found.looked);
         tt_note_miss(place, key, NULL);
     }
@@ -136,7 +134,8 @@ static void *pointer_at(const void *start, size_t offset) {
 static const void *exchange_several(const void *wrapper) {
     const void *const *list = pointer_at(wrapper, 16);
     struct tt_place place;
-    size_t count = 0, most = list && tt_place_of(list, &place) ? place.room / sizeof *list : 0;
+    int is_list = list && (uintptr_t)list % sizeof *list == 0 && tt_place_of(list, &place);
+    size_t count = 0, most = is_list ? place.room / sizeof *list : 0;
     while (count < most && tt_is_container(list[count])) count++;
     if (!count || count == most || list[count]) return list; /* something else than we know */
     const void **copy = calloc(count + 1, sizeof *copy);
@@ -319,7 +318,7 @@ TT_EARLY static tt_dlsym_function real_dlsym(void) {
     for (size_t i = 0; i < sizeof versions / sizeof *versions && !function; i++)
         function = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
     if (!function) {
-        tt_say("torchtailor: the C library's dlsym was not found; the program cannot run with the hook.\n");
+        tt_say("torchtailor: the C library's dlsym was not found; the program cannot run with the hook.");
         _exit(EXIT_LOADER);
     }
     if (!atomic_load(&found)) { /* a tool between us and the C library has no version */
@@ -387,7 +386,7 @@ static void lead_cudart(void) {
 
 /* Which function a call of dlsym goes on to. */
 TT_EARLY __attribute__((used, visibility("hidden"))) void *tt_choose_dlsym(void *handle, const char *name) {
-    lead_cudart();
+    if (!tt_forked()) lead_cudart(); /* a child does so when a library registers: it would read all that is mapped */
     if (handle != RTLD_NEXT && name && kind_of(name) != OTHER) return (void *)(uintptr_t)tt_dlsym_wrapped;
     return (void *)(uintptr_t)real_dlsym();
 }
@@ -422,7 +421,7 @@ __asm__(".text\n.p2align 4\n.globl torchtailor_dlsym\n.type torchtailor_dlsym, %
 
 static void *find_import(const char *name, const void *caller, const char *library) {
     void *found = find_for(name, caller, library);
-    if (!found) tt_say("torchtailor: the function %s was not found; is %s installed?\n", name, library);
+    if (!found) tt_say("torchtailor: the function %s was not found; is %s installed?", name, library);
     return found;
 }
 
@@ -528,7 +527,7 @@ void **torchtailor___cudaRegisterFatBinary(void *wrapper) {
     if (handle) dlclose(handle);
     if (needed) found = needed;
     if (!found) {
-        tt_say("torchtailor: %s was not found, which %s needs. Install the CUDA runtime that it was made for.\n", name,
+        tt_say("torchtailor: %s was not found, which %s needs. Install the CUDA runtime that it was made for.", name,
                known && caller.dli_fname ? caller.dli_fname : "a library");
         _exit(EXIT_LOADER);
     }
@@ -542,13 +541,24 @@ void **torchtailor___cudaRegisterFatBinary(void *wrapper) {
 
 /* --- the process */
 
-static void before_fork(void) { tt_acquire(); }
+/* What the child needs is written down before: nothing of the loader is asked there (objects.c). */
+static void before_fork(void) {
+#ifdef TORCHTAILOR_PRELOAD
+    tt_record_objects();
+#endif
+    tt_objects_before_fork();
+    tt_acquire();
+}
 
-static void after_fork_in_parent(void) { tt_release(); }
+static void after_fork_in_parent(void) {
+    tt_release();
+    tt_objects_after_fork(0);
+}
 
 static void after_fork_in_child(void) {
     tt_after_fork();
     tt_release();
+    tt_objects_after_fork(1);
 }
 
 __attribute__((constructor)) static void start(void) {

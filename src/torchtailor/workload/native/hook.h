@@ -2,8 +2,9 @@
  *   libtorchtailor-hook.so.1    cut libraries name it as needed; their renamed imports (renamed.txt) lead here
  *   libtorchtailor-preload.so   TORCHTAILOR_PRELOAD is defined: LD_PRELOAD, for recording and for `torchtailor run`
  *
- * Rules: nothing on the launch path; no call of dlopen, dlsym or dladdr while the lock is held (a library's
- * constructor may wait for it inside of dlopen), but dl_iterate_phdr only then (objects.c); memory that was handed to the driver is never freed. */
+ * Rules: nothing on the launch path; no call of dlopen, dlsym or dladdr while the lock is held or in a handler of fork (a
+ * library's constructor may wait for either inside of dlopen); dl_iterate_phdr in objects.c only; memory that was handed
+ * to the driver is never freed. */
 #ifndef TORCHTAILOR_HOOK_H
 #define TORCHTAILOR_HOOK_H
 
@@ -11,6 +12,7 @@
 #define _GNU_SOURCE
 #endif
 #include <limits.h>
+#include <link.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -57,6 +59,10 @@ int tt_is_own(const void *pointer);
 int tt_is_container(const void *pointer);
 int tt_objects_changed(struct tt_objects_seen *seen);
 size_t tt_object_count(void);
+void tt_each_object(int (*callback)(struct dl_phdr_info *, size_t, void *), void *data);
+int tt_forked(void); /* without exec since */
+void tt_objects_before_fork(void);
+void tt_objects_after_fork(int in_child);
 void tt_lead_cudart_here(tt_dlsym_function ours);
 void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
 
@@ -76,18 +82,21 @@ int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_
 struct tt_package {
     char name[128], version[128];
 };
+/* With the lock held. */
 int tt_find_package(const char *library, struct tt_package *package);
 
 /* --- record.c: what is told to people and written to files */
+/* One sentence or two, without a newline. */
 void tt_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *tt_setting(const char *name);
 int tt_recording(void);
+int tt_is_copy(void);
 void tt_start_recording(void);
 void tt_after_fork(void);
 void tt_record_place(const char *word, const struct tt_place *place, uint64_t size);
 void tt_record_cubin(const void *elf);
 void tt_record_open(const char *path);
-void tt_record_program(const char *path);
+void tt_record_unlocked(const char *path);
 void tt_record_objects(void);
 uint64_t tt_image_size(const void *code, size_t room);
 void tt_note_miss(const struct tt_place *place, const uint8_t key[TT_KEY], const char *pack);

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,15 +21,202 @@
 #error "the hook is for x86_64 and aarch64"
 #endif
 
-/* --- where a pointer lies */
+/* --- the objects of this process
+ *
+ * dl_iterate_phdr has a lock that fork does not reset: held by another thread (in dlopen, or in a dl_iterate_phdr of the
+ * program's), it stays taken in the child for good. So a forked child never asks the loader, but the kernel: what is
+ * mapped, and the headers at its start. Other processes ask the loader; a fork waits until no thread of ours does, or
+ * what the program itself asks for in the child would hang. The threads that ask do not exclude each other: a callback
+ * of the program's may have the loader's lock and open a file, which is recorded. */
 
-/* With the lock: a fork waits for it, and dl_iterate_phdr's own lock, taken at a fork, stays taken in the child. */
-static int iterate(int (*callback)(struct dl_phdr_info *, size_t, void *), void *data) {
-    tt_acquire();
-    int result = dl_iterate_phdr(callback, data);
-    tt_release();
+typedef int (*object_callback)(struct dl_phdr_info *, size_t, void *);
+static pthread_rwlock_t asking = PTHREAD_RWLOCK_INITIALIZER;
+static int forked;
+
+TT_EARLY int tt_forked(void) { return forked; }
+
+void tt_objects_before_fork(void) { pthread_rwlock_wrlock(&asking); }
+
+void tt_objects_after_fork(int in_child) {
+    if (!in_child) {
+        pthread_rwlock_unlock(&asking);
+        return;
+    }
+    asking = (pthread_rwlock_t)PTHREAD_RWLOCK_INITIALIZER; /* its writer was a thread of another number */
+    forked = 1;
+}
+
+struct mapping { /* a line of /proc/self/maps */
+    uintptr_t start, end;
+    uint64_t offset;
+    int runs, writes; /* may be executed, written to */
+    const char *path; /* empty where it is no file */
+};
+
+struct maps {
+    char *text; /* lines that end with NUL */
+    size_t size, room;
+    int through[2]; /* a pipe: of what was unmapped meanwhile the kernel takes nothing, and sends no signal */
+};
+
+static int is_deleted(const char *path, size_t length) {
+    static const char suffix[] = " (deleted)";
+    return length >= sizeof suffix && !strcmp(path + length - (sizeof suffix - 1), suffix);
+}
+
+/* The next line from `at` on, or NULL. */
+static const char *next_mapping(const struct maps *maps, const char *at, struct mapping *mapping) {
+    for (const char *end = maps->text + maps->size; at < end; at += strlen(at) + 1) {
+        char *rest;
+        mapping->start = strtoul(at, &rest, 16);
+        if (*rest != '-') continue;
+        mapping->end = strtoul(rest + 1, &rest, 16);
+        if (strlen(rest) < 6) continue;
+        mapping->runs = rest[3] == 'x';
+        mapping->writes = rest[2] == 'w';
+        mapping->offset = strtoull(rest + 5, &rest, 16);
+        mapping->path = strchrnul(rest, '/');
+        return at + strlen(at) + 1;
+    }
+    return NULL;
+}
+
+/* Without malloc and stdio: signal handlers open files, too. */
+static int read_maps(struct maps *maps) {
+    *maps = (struct maps){.room = 1 << 18};
+    tt_busy++;
+    int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    tt_busy--;
+    if (file < 0) return 0;
+    if (pipe2(maps->through, O_CLOEXEC | O_NONBLOCK)) {
+        close(file);
+        return 0;
+    }
+    maps->text = mmap(NULL, maps->room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ssize_t got = -1;
+    while (maps->text != MAP_FAILED && (got = read(file, maps->text + maps->size, maps->room - maps->size - 1)) > 0) {
+        maps->size += (size_t)got;
+        if (maps->room - maps->size > 1 << 14) continue;
+        void *more = mremap(maps->text, maps->room, 2 * maps->room, MREMAP_MAYMOVE);
+        if (more == MAP_FAILED) break;
+        maps->text = more;
+        maps->room *= 2;
+    }
+    close(file);
+    if (maps->text == MAP_FAILED) {
+        close(maps->through[0]);
+        close(maps->through[1]);
+        return 0;
+    }
+    for (size_t i = 0; i < maps->size; i++)
+        if (maps->text[i] == '\n') maps->text[i] = '\0';
+    for (char *at = maps->text, *end = at + maps->size; at < end;) {
+        size_t length = strlen(at);
+        if (is_deleted(at, length)) at[length - strlen(" (deleted)")] = '\0'; /* the rest is a line of its own, of nothing */
+        at += length + 1;
+    }
+    return 1;
+}
+
+static void forget_maps(struct maps *maps) {
+    munmap(maps->text, maps->room);
+    close(maps->through[0]);
+    close(maps->through[1]);
+}
+
+static int copy_mapped(const struct maps *maps, void *into, uintptr_t from, size_t size) {
+    enum { AT_ONCE = 4096 }; /* what every pipe holds */
+    for (size_t done = 0; done < size;) {
+        size_t part = size - done < AT_ONCE ? size - done : AT_ONCE;
+        ssize_t taken = write(maps->through[1], (const void *)(from + done), part);
+        if (taken <= 0 || read(maps->through[0], (uint8_t *)into + done, (size_t)taken) != taken) return 0;
+        done += (size_t)taken;
+    }
+    return 1;
+}
+
+enum { MAX_SEGMENTS = 512 };
+struct object {
+    ElfW(Ehdr) header;
+    ElfW(Phdr) segments[MAX_SEGMENTS];
+    uintptr_t base;
+};
+
+/* Whether `first`, and what is mapped of the same file after it (`rest`), is an object that the loader mapped: a file
+ * that is mapped to be read has no code, and nothing to write to, where its headers say. (qemu shows code as data.) */
+static int is_object(const struct maps *maps, const struct mapping *first, const char *rest, struct object *object) {
+    ElfW(Ehdr) *header = &object->header;
+    if (first->offset || !*first->path || first->end - first->start < sizeof *header) return 0;
+    if (!copy_mapped(maps, header, first->start, sizeof *header) || memcmp(header->e_ident, ELFMAG, SELFMAG)) return 0;
+    if (header->e_phentsize != sizeof *object->segments || !header->e_phnum || header->e_phnum > MAX_SEGMENTS) return 0;
+    uint64_t at = header->e_phoff, size = (uint64_t)header->e_phnum * sizeof *object->segments;
+    uintptr_t table = at <= first->end - first->start && size <= first->end - first->start - at ? first->start + at : 0;
+    struct mapping other = {0};
+    for (const char *line = rest; !table && (line = next_mapping(maps, line, &other));) { /* patchelf moves it */
+        if (strcmp(other.path, first->path)) continue;
+        if (!other.offset) break; /* loaded again */
+        uint64_t room = other.end - other.start;
+        if (at >= other.offset && at - other.offset <= room && size <= room - (at - other.offset))
+            table = other.start + (uintptr_t)(at - other.offset);
+    }
+    if (!table || !copy_mapped(maps, object->segments, table, size)) return 0;
+    const ElfW(Phdr) *start = NULL, *code = NULL, *variables = NULL;
+    for (const ElfW(Phdr) *segment = object->segments; segment < object->segments + header->e_phnum; segment++) {
+        if (segment->p_type != PT_LOAD) continue;
+        if (!start && !segment->p_offset) start = segment;
+        if (!code && segment->p_flags & PF_X && segment->p_filesz) code = segment;
+        if (segment->p_flags & PF_W && segment->p_filesz) variables = segment;
+    }
+    if (!start || !code) return 0;
+    object->base = first->start - start->p_vaddr;
+    uintptr_t runs = object->base + code->p_vaddr;
+    uintptr_t writes = variables ? object->base + variables->p_vaddr + variables->p_filesz - 1 : 0; /* after RELRO */
+    other = *first;
+    for (const char *line = rest; line; line = next_mapping(maps, line, &other)) {
+        if (strcmp(other.path, first->path)) continue;
+        if (other.runs && runs >= other.start && runs < other.end) return 1;
+        if (other.writes && writes >= other.start && writes < other.end) return 1;
+    }
+    return 0;
+}
+
+/* As dl_iterate_phdr, in the order of addresses. */
+static int iterate_mapped(object_callback callback, void *data) {
+    struct maps maps;
+    struct mapping mapping;
+    struct object object;
+    char program[PATH_MAX];
+    if (!read_maps(&maps)) return 0;
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[length > 0 ? length : 0] = '\0';
+    int result = 0;
+    for (const char *line = maps.text; !result && (line = next_mapping(&maps, line, &mapping));) {
+        if (!is_object(&maps, &mapping, line, &object)) continue;
+        struct dl_phdr_info info = {
+            .dlpi_addr = object.base,
+            .dlpi_name = strcmp(mapping.path, program) ? mapping.path : "", /* as the loader calls the program */
+            .dlpi_phdr = object.segments,
+            .dlpi_phnum = object.header.e_phnum,
+        };
+        result = callback(&info, sizeof info, data);
+    }
+    forget_maps(&maps);
     return result;
 }
+
+static int iterate(object_callback callback, void *data) {
+    if (forked) return iterate_mapped(callback, data);
+    tt_busy++;
+    pthread_rwlock_rdlock(&asking);
+    int result = dl_iterate_phdr(callback, data);
+    pthread_rwlock_unlock(&asking);
+    tt_busy--;
+    return result;
+}
+
+void tt_each_object(int (*callback)(struct dl_phdr_info *, size_t, void *), void *data) { iterate(callback, data); }
+
+/* --- where a pointer lies */
 
 struct search {
     uintptr_t pointer;
@@ -55,20 +241,15 @@ static int holds(struct dl_phdr_info *object, size_t size, void *data) {
 
 /* The kernel's name of the file that is mapped at an address: a relative name may be of another current folder. */
 static void mapped_name(uintptr_t pointer, char path[PATH_MAX]) {
-    tt_busy++;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    tt_busy--;
-    if (!maps) return;
-    char line[PATH_MAX + 128];
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long start, end;
-        char *name = strchr(line, '/');
-        if (sscanf(line, "%lx-%lx", &start, &end) != 2 || pointer < start || pointer >= end || !name) continue;
-        name[strcspn(name, "\n")] = '\0';
-        snprintf(path, PATH_MAX, "%s", name);
-        break;
-    }
-    fclose(maps);
+    struct maps maps;
+    struct mapping mapping;
+    if (!read_maps(&maps)) return;
+    for (const char *line = maps.text; (line = next_mapping(&maps, line, &mapping));)
+        if (pointer >= mapping.start && pointer < mapping.end && *mapping.path) {
+            snprintf(path, PATH_MAX, "%s", mapping.path);
+            break;
+        }
+    forget_maps(&maps);
 }
 
 int tt_place_of(const void *pointer, struct tt_place *place) {
@@ -88,16 +269,9 @@ int tt_is_container(const void *pointer) {
     return tt_place_of(pointer, &place) && place.room >= TT_CONTAINER_HEADER && tt_u32(pointer) == 0xBA55ED50;
 }
 
-static uintptr_t base_of(const void *pointer) {
-    Dl_info found;
-    return dladdr(pointer, &found) ? (uintptr_t)found.dli_fbase : 0;
-}
-
 int tt_is_own(const void *pointer) {
-    static _Atomic uintptr_t own;
-    uintptr_t mine = atomic_load(&own);
-    if (!mine) atomic_store(&own, mine = base_of((const void *)(uintptr_t)tt_is_own));
-    return base_of(pointer) == mine;
+    extern const char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
+    return (uintptr_t)pointer >= (uintptr_t)__ehdr_start && (uintptr_t)pointer < (uintptr_t)_end;
 }
 
 /* --- has something been loaded since */
@@ -108,10 +282,12 @@ static int count_adds(struct dl_phdr_info *object, size_t size, void *data) {
     return 1;
 }
 
+/* A forked child cannot know: what is mapped has no count. */
 int tt_objects_changed(struct tt_objects_seen *seen) {
     unsigned long long adds = 0;
+    if (forked) return 1;
+    iterate(count_adds, &adds);
     tt_acquire();
-    dl_iterate_phdr(count_adds, &adds);
     int changed = !seen->known || seen->adds != adds;
     seen->known = 1;
     seen->adds = adds;
@@ -125,9 +301,10 @@ static int count_object(struct dl_phdr_info *object, size_t size, void *data) {
     return 0;
 }
 
+/* How many there were before; 0 in a forked child, where new ones do not come last. */
 size_t tt_object_count(void) {
     size_t count = 0;
-    iterate(count_object, &count);
+    if (!forked) iterate(count_object, &count);
     return count;
 }
 
@@ -279,7 +456,7 @@ void tt_lead_cudart_here(tt_dlsym_function ours) {
     struct leading leading = {.ours = (const void *)(uintptr_t)ours};
     iterate(lead_object, &leading);
     if (leading.failed)
-        tt_say("torchtailor: %s could not be led to its packs (%s). Start the program with `torchtailor run`.\n",
+        tt_say("torchtailor: %s could not be led to its packs (%s). Start the program with `torchtailor run`.",
                leading.name, strerror(leading.failed));
     if (leading.ranges) exchange_held(&leading);
 }

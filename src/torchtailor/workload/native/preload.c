@@ -39,6 +39,8 @@ static int absolute(int folder, const char *path, char whole[PATH_MAX]) {
     return snprintf(whole + used, PATH_MAX - used, "%s%s", used > 1 ? "/" : "", path) < (int)(PATH_MAX - used);
 }
 
+static _Atomic int loading = 1; /* a library may have been loaded since the objects were last recorded */
+
 static void note(int folder, const char *path, int file) {
     if (!tt_recording() || tt_busy || file < 0 || !path) return;
     int kept = errno;
@@ -46,8 +48,12 @@ static void note(int folder, const char *path, int file) {
     char whole[PATH_MAX];
     struct stat info;
     if (!fstat(file, &info) && S_ISREG(info.st_mode) && absolute(folder, path, whole) && !is_of_kernel(whole)) {
-        tt_record_open(whole);
-        tt_record_objects();
+        if (tt_is_copy()) {
+            tt_record_unlocked(whole);
+        } else {
+            tt_record_open(whole);
+            if (!tt_forked() || atomic_exchange(&loading, 0)) tt_record_objects();
+        }
     }
     tt_busy--;
     errno = kept;
@@ -62,6 +68,7 @@ TT_EARLY static void *next(const char *name) { return tt_real_symbol(RTLD_NEXT, 
 typedef int (*open_function)(const char *, int, ...);
 typedef int (*openat_function)(int, const char *, int, ...);
 typedef void (*exit_function)(int);
+typedef FILE *(*fopen_function)(const char *, const char *);
 typedef int (*execv_function)(const char *, char *const[]);
 typedef int (*execve_function)(const char *, char *const[], char *const[]);
 typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
@@ -72,6 +79,7 @@ static _Atomic(exit_function) next_exit, next_Exit;
 static _Atomic(execv_function) next_execv, next_execvp;
 static _Atomic(execve_function) next_execve, next_execvpe;
 static _Atomic(spawn_function) next_posix_spawn, next_posix_spawnp;
+static _Atomic(fopen_function) next_fopen, next_fopen64;
 
 #define FIND(kind, variable, name) atomic_store(&variable, (kind##_function)(uintptr_t)next(name))
 __attribute__((constructor)) static void find_next(void) {
@@ -87,6 +95,8 @@ __attribute__((constructor)) static void find_next(void) {
     FIND(execve, next_execvpe, "execvpe");
     FIND(spawn, next_posix_spawn, "posix_spawn");
     FIND(spawn, next_posix_spawnp, "posix_spawnp");
+    FIND(fopen, next_fopen, "fopen");
+    FIND(fopen, next_fopen64, "fopen64");
 }
 
 static int open_from(open_function call, const char *path, int flags, mode_t mode) {
@@ -132,12 +142,10 @@ OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
 
-typedef FILE *(*fopen_function)(const char *, const char *);
 #define FOPEN(name)                                                                                                    \
     TT_EXPORT FILE *name(const char *path, const char *mode) {                                                         \
-        static _Atomic(fopen_function) found;                                                                          \
-        fopen_function call = atomic_load(&found);                                                                     \
-        if (!call) atomic_store(&found, call = (fopen_function)(uintptr_t)next(#name));                                \
+        fopen_function call = atomic_load(&next_##name);                                                               \
+        if (!call) call = (fopen_function)(uintptr_t)next(#name);                                                      \
         FILE *file = call(path, mode);                                                                                 \
         if (file && mode && (*mode == 'r' || strchr(mode, '+'))) note(AT_FDCWD, path, fileno(file));                   \
         return file;                                                                                                   \
@@ -152,7 +160,7 @@ static void note_program(const char *path) {
     int kept = errno;
     tt_busy++;
     char whole[PATH_MAX];
-    if (absolute(AT_FDCWD, path, whole) && !is_of_kernel(whole) && !access(whole, X_OK)) tt_record_program(whole);
+    if (absolute(AT_FDCWD, path, whole) && !is_of_kernel(whole) && !access(whole, X_OK)) tt_record_unlocked(whole);
     tt_busy--;
     errno = kept;
 }
@@ -210,7 +218,7 @@ __attribute__((destructor)) static void finish(void) { tt_record_objects(); }
 #define EXIT(name)                                                                                                     \
     TT_EXPORT _Noreturn void name(int status) {                                                                        \
         void (*call)(int) = atomic_load(&next##name);                                                                  \
-        if (!tt_busy) tt_record_objects();                                                                             \
+        if (!tt_busy && !tt_is_copy()) tt_record_objects();                                                            \
         if (call) call(status);                                                                                        \
         for (;;) syscall(SYS_exit_group, status);                                                                      \
     }
@@ -243,6 +251,7 @@ __attribute__((used, visibility("hidden"))) void *tt_dlopen_deepbound(const char
 
 /* dlopen looks at its caller as dlsym does: only a name that says where the file is can be opened from here. */
 TT_EARLY __attribute__((used, visibility("hidden"))) void *tt_choose_dlopen(const char *name, int flags) {
+    atomic_store(&loading, 1);
     if (name && flags & RTLD_DEEPBIND && strchr(name, '/')) return (void *)(uintptr_t)tt_dlopen_deepbound;
     return next("dlopen");
 }

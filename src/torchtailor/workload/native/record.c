@@ -3,12 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { LINE = 2 * PATH_MAX + 256, MAX_MISSES = 16 << 20 };
@@ -83,18 +84,41 @@ void tt_key_text(const uint8_t key[TT_KEY], char text[2 * TT_KEY + 1]) {
 
 /* --- sentences and settings */
 
+/* How many bytes a character of UTF-8 has that may be shown as it is, or 0: a control character, a mark that turns the
+ * direction of text, and what is no UTF-8 is not. As printable() in core/format.py. */
+static size_t shown(const uint8_t *at) {
+    if (at[0] < 0x80) return at[0] >= 0x20 && at[0] != 0x7F;
+    size_t size = at[0] >= 0xF0 ? 4 : at[0] >= 0xE0 ? 3 : 2;
+    uint32_t code = at[0] & (0xFFu >> (size + 1));
+    if (at[0] < 0xC2 || at[0] > 0xF4) return 0;
+    for (size_t i = 1; i < size; i++) {
+        if ((at[i] & 0xC0) != 0x80) return 0;
+        code = code << 6 | (at[i] & 0x3Fu);
+    }
+    int wrong = (size == 3 && code < 0x800) || (size == 4 && (code < 0x10000 || code > 0x10FFFF)) ||
+                (code >= 0xD800 && code <= 0xDFFF);
+    int acts = code < 0xA0 || code == 0x061C || code == 0x200E || code == 0x200F || (code >= 0x2028 && code <= 0x202E) ||
+               (code >= 0x2066 && code <= 0x2069);
+    return wrong || acts ? 0 : size;
+}
+
 void tt_say(const char *format, ...) {
-    char text[4 * PATH_MAX];
+    char text[3 * PATH_MAX], line[4 * PATH_MAX];
     va_list values;
     va_start(values, format);
     int size = vsnprintf(text, sizeof text, format, values);
     va_end(values);
-    if (size >= (int)sizeof text) {
-        size = sizeof text - 1;
-        text[size - 1] = '\n';
+    if (size < 0) return;
+    size_t used = 0;
+    for (const char *at = text; *at && used < sizeof line - 8;) { /* names of files and folders may be anyone's */
+        size_t plain = shown((const uint8_t *)at);
+        if (plain) memcpy(line + used, at, plain);
+        used += plain ? plain : (size_t)snprintf(line + used, 5, "\\x%02x", (unsigned)(uint8_t)*at);
+        at += plain ? plain : 1;
     }
+    line[used++] = '\n';
     int kept = errno;
-    if (size > 0 && write(STDERR_FILENO, text, (size_t)size) < 0) { /* nobody to tell */
+    if (write(STDERR_FILENO, line, used) < 0) { /* nobody to tell */
     }
     errno = kept;
 }
@@ -110,7 +134,13 @@ const char *tt_setting(const char *name) {
 static int append(const char *path, const char *text, size_t size) {
     tt_busy++;
     int kept = errno, result = -1;
-    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    struct stat info;
+    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0666);
+    if (file >= 0 && (fstat(file, &info) || !S_ISREG(info.st_mode))) { /* another user's pipe in a shared folder */
+        close(file);
+        file = -1;
+        errno = EINVAL;
+    }
     if (file >= 0) {
         ssize_t written = write(file, text, size); /* one call: lines of several processes do not mix */
         if (written == (ssize_t)size) result = 0;
@@ -158,6 +188,12 @@ struct seen {
     size_t room, count;
 };
 
+/* Not malloc: a file may be opened in a signal handler, in the midst of it. */
+static void *new_pages(size_t size) {
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? NULL : pages;
+}
+
 static uint64_t hash_of(const char *text, uint64_t number) {
     uint64_t hash = UINT64_C(14695981039346656037) ^ number * UINT64_C(0x9E3779B97F4A7C15);
     for (; *text; text++) hash = (hash ^ (uint8_t)*text) * UINT64_C(1099511628211);
@@ -169,7 +205,7 @@ static uint64_t hash_of(const char *text, uint64_t number) {
 static int first_time(struct seen *seen, uint64_t hash) {
     if (2 * seen->count >= seen->room) {
         size_t room = seen->room ? 2 * seen->room : 1024;
-        uint64_t *hashes = room > MAX_SEEN ? NULL : calloc(room, sizeof *hashes);
+        uint64_t *hashes = room > MAX_SEEN ? NULL : new_pages(room * sizeof *hashes);
         if (!hashes) return 0;
         for (size_t i = 0; i < seen->room; i++) {
             if (!seen->hashes[i]) continue;
@@ -177,7 +213,7 @@ static int first_time(struct seen *seen, uint64_t hash) {
             while (hashes[at]) at = (at + 1) & (room - 1);
             hashes[at] = seen->hashes[i];
         }
-        free(seen->hashes);
+        if (seen->hashes) munmap(seen->hashes, seen->room * sizeof *hashes);
         seen->hashes = hashes;
         seen->room = room;
     }
@@ -190,8 +226,8 @@ static int first_time(struct seen *seen, uint64_t hash) {
 }
 
 static void forget(struct seen *seen) {
-    if (seen->hashes) memset(seen->hashes, 0, seen->room * sizeof *seen->hashes);
-    seen->count = 0;
+    if (seen->hashes) munmap(seen->hashes, seen->room * sizeof *seen->hashes);
+    *seen = (struct seen){0};
 }
 
 /* --- the record of this process */
@@ -202,7 +238,12 @@ static int started, failed;
 static struct seen places, files, misses;
 static struct tt_objects_seen objects;
 
+static pid_t process; /* whose state this is */
+
 int tt_recording(void) { return folder[0] != '\0'; }
+
+/* Made without the handlers of fork, as by vfork, _Fork or clone: the lock and all that is here is another process's. */
+int tt_is_copy(void) { return (pid_t)syscall(SYS_getpid) != process; }
 
 static const char *start_time(char text[512]) {
     tt_busy++;
@@ -237,10 +278,11 @@ static void write_line(const char *line, size_t size) {
 #endif
     }
     failed = failed || append(record, line, size);
-    if (failed) tt_say("torchtailor: the record %s cannot be written (%s).\n", record, strerror(errno));
+    if (failed) tt_say("torchtailor: the record %s cannot be written (%s).", record, strerror(errno));
 }
 
 void tt_start_recording(void) {
+    process = (pid_t)syscall(SYS_getpid);
     const char *named = tt_setting("TORCHTAILOR_RECORD");
     char current[PATH_MAX];
     if (!*named) return;
@@ -252,6 +294,7 @@ static int miss_said;
 
 /* In the child, with the lock held: it is a process of its own. */
 void tt_after_fork(void) {
+    process = (pid_t)syscall(SYS_getpid);
     started = failed = miss_said = 0;
     forget(&places);
     forget(&files);
@@ -352,8 +395,8 @@ void tt_record_open(const char *path) {
     if (tt_recording()) record_words("open", path, NULL);
 }
 
-/* A program that is started, without the lock: the caller may be between vfork and exec. */
-void tt_record_program(const char *path) {
+/* What is opened by a process that has no state of its own, and a program that is started: between vfork and exec. */
+void tt_record_unlocked(const char *path) {
     char own[PATH_MAX + 64], line[LINE];
     snprintf(own, sizeof own, "%s/%ld-started.tsv", folder, (long)getpid());
     if (mkdir(folder, 0777) && errno != EEXIST) return;
@@ -372,8 +415,12 @@ static int name_object(struct dl_phdr_info *object, size_t size, void *data) {
     if (strstr(object->dlpi_name, "/libtorchtailor-")) return 0;
     if (names->count == names->room) {
         size_t room = names->room ? 2 * names->room : 64;
-        void *more = realloc(names->paths, room * sizeof *names->paths);
+        void *more = new_pages(room * sizeof *names->paths);
         if (!more) return 1;
+        if (names->paths) {
+            memcpy(more, names->paths, names->room * sizeof *names->paths);
+            munmap(names->paths, names->room * sizeof *names->paths);
+        }
         names->paths = more;
         names->room = room;
     }
@@ -385,16 +432,14 @@ static int name_object(struct dl_phdr_info *object, size_t size, void *data) {
 void tt_record_objects(void) {
     if (!tt_recording() || !tt_objects_changed(&objects)) return;
     struct names names = {NULL, 0, 0};
-    tt_acquire();
-    dl_iterate_phdr(name_object, &names);
-    tt_release();
+    tt_each_object(name_object, &names);
     for (size_t i = 0; i < names.count; i++) {
         char whole[PATH_MAX];
         const char *path = names.paths[i];
         if (*path != '/') path = realpath(path, whole) ? whole : NULL;
         if (path) tt_record_open(path);
     }
-    free(names.paths);
+    if (names.paths) munmap(names.paths, names.room * sizeof *names.paths);
 }
 
 /* --- misses */
@@ -410,10 +455,14 @@ static void make_parents(char *path) {
 static int misses_file(char path[PATH_MAX]) {
     const char *named = tt_setting("TORCHTAILOR_MISSES"), *cache = tt_setting("XDG_CACHE_HOME");
     const char *home = tt_setting("HOME");
+    struct stat info;
     if (!strcmp(named, "none")) return 0;
     if (*named) return snprintf(path, PATH_MAX, "%s", named) < PATH_MAX;
+    if (*cache != '/' && *home != '/') return 0;
+    /* Root who has kept the variables of a user (sudo) writes nothing where that user's links lead. */
+    if (stat(*cache == '/' ? cache : home, &info) ? errno != ENOENT : info.st_uid != geteuid()) return 0;
     if (*cache == '/') return snprintf(path, PATH_MAX, "%s/torchtailor/misses.tsv", cache) < PATH_MAX;
-    return *home == '/' && snprintf(path, PATH_MAX, "%s/.cache/torchtailor/misses.tsv", home) < PATH_MAX;
+    return snprintf(path, PATH_MAX, "%s/.cache/torchtailor/misses.tsv", home) < PATH_MAX;
 }
 
 /* With the lock held; `pack` is NULL where there was none. */
@@ -423,7 +472,7 @@ void tt_note_miss(const struct tt_place *place, const uint8_t key[TT_KEY], const
         miss_said = 1;
         if (!*quiet || !strcmp(quiet, "0"))
             tt_say("torchtailor: %s uses GPU code that its workload trace did not name; loading it from %s "
-                   "(TORCHTAILOR_QUIET=1 hides this line).\n", place->path, pack);
+                   "(TORCHTAILOR_QUIET=1 hides this line).", place->path, pack);
     }
     if (!first_time(&misses, hash_of(place->path, place->address))) return;
     char path[PATH_MAX], line[LINE], address[24], text[2 * TT_KEY + 1];

@@ -3,12 +3,15 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,6 +75,71 @@ static void forks(int count, const char *path) {
     for (int i = 0; i < 2; i++) pthread_join(busy[i], NULL);
 }
 
+/* --- forks while other threads load libraries */
+
+enum { PATIENCE = 10 }; /* seconds until a child counts as hanging */
+static volatile pid_t child_now;
+static void end_child(int signal_number) { kill(child_now, SIGKILL); }
+
+struct storm { const char *folder; int first; };
+static void *load_all_the_time(void *data) {
+    const struct storm *storm = data;
+    for (unsigned i = (unsigned)storm->first; !stop; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/storm%u.so", storm->folder, i % 8);
+        void *library = dlopen(path, RTLD_NOW);
+        if (library) dlclose(library);
+    }
+    return NULL;
+}
+
+static int open_inside(struct dl_phdr_info *object, size_t size, void *path) {
+    int file = open(path, O_RDONLY);
+    if (file >= 0) close(file);
+    return 1;
+}
+
+static void *list_all_the_time(void *path) {
+    while (!stop) dl_iterate_phdr(open_inside, path);
+    return NULL;
+}
+
+/* Each child opens a file, hands code to the driver if that is asked for, and leaves; prints how many did not end. */
+static void storm(int count, const char *folder, const char *how) {
+    enum { LOADERS = 3 };
+    pthread_t loaders[LOADERS], lister;
+    struct storm storms[LOADERS];
+    char file_path[4096];
+    snprintf(file_path, sizeof file_path, "%s/storm0.so", folder);
+    load_function load = how ? (load_function)must(dlsym(handle, "load"), "load") : NULL;
+    for (int i = 0; i < LOADERS; i++) {
+        storms[i] = (struct storm){folder, 3 * i};
+        pthread_create(&loaders[i], NULL, load_all_the_time, &storms[i]);
+    }
+    pthread_create(&lister, NULL, list_all_the_time, file_path);
+    signal(SIGALRM, end_child);
+    int hung = 0, wrong = 0;
+    for (int i = 0; i < count; i++) {
+        /* every fourth without the handlers of fork, where what the child does is safe without them */
+        pid_t child = !load && i % 4 == 3 ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL) : fork();
+        if (!child) {
+            int file = open(file_path, O_RDONLY);
+            _exit(file < 0 || (load && load(i % 2, how)));
+        }
+        int status = 0;
+        child_now = child;
+        alarm(PATIENCE);
+        while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+        alarm(0);
+        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) hung++;
+        else if (status) wrong++;
+    }
+    stop = 1;
+    for (int i = 0; i < LOADERS; i++) pthread_join(loaders[i], NULL);
+    pthread_join(lister, NULL);
+    printf("%d forks, %d hung, %d wrong\n", count, hung, wrong);
+}
+
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         char *word = strdup(argv[i]), *value = strchr(word, '=');
@@ -109,6 +177,7 @@ int main(int argc, char **argv) {
             printf("%s\n", found && dladdr(found, &info) ? info.dli_fname : "nowhere");
         } else if (!strcmp(word, "threads")) threads(atoi(value), atoi(second), third);
         else if (!strcmp(word, "forks")) forks(atoi(value), second);
+        else if (!strcmp(word, "storm")) storm(atoi(value), second, third);
         else if (!strcmp(word, "fork")) {
             pid_t child = fork();
             int status = 0;
@@ -133,7 +202,17 @@ int main(int argc, char **argv) {
             int file = open(value, O_RDWR | O_CREAT, 0640);
             if (fstat(file, &info)) return 4;
             printf("%o\n", info.st_mode & 0777);
-        } else if (!strcmp(word, "chdir")) { if (chdir(value)) return 4; }
+        } else if (!strcmp(word, "truncate")) { if (truncate(value, atol(second))) return 4; }
+        else if (!strcmp(word, "rewrite")) { /* in place, from an offset on */
+            struct stat info;
+            int file = open(value, O_WRONLY);
+            if (file < 0 || fstat(file, &info)) return 4;
+            for (off_t at = atol(second); at < info.st_size; at++)
+                if (pwrite(file, "x", 1, at) != 1) return 4;
+            close(file);
+        } else if (!strcmp(word, "rename")) { if (rename(value, second)) return 4; }
+        else if (!strcmp(word, "closeall")) { for (int file = 3; file < 1024; file++) close(file); }
+        else if (!strcmp(word, "chdir")) { if (chdir(value)) return 4; }
         else if (!strcmp(word, "set")) setenv(value, second, 1);
         else if (!strcmp(word, "leave")) { fflush(stdout); _exit(atoi(value)); }
         else { fprintf(stderr, "program: what is %s?\n", word); return 2; }
