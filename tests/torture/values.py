@@ -57,7 +57,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "cache prune": ("--dry-run",),
     "cache dir": (),
     "doctor": ("CUDA error: no kernel image", "--from", "machine.json"),
-    "diagnose": ("build.log",),
     "help": (),
 }
 # Other lines for options that only belong to another way of the same command.

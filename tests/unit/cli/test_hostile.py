@@ -151,5 +151,9 @@ def test_a_full_disk_behind_stderr() -> None:
 @pytest.mark.parametrize("cuda", ["foo", "²", "9" * 5000, "12,8", "\udcff"])
 @pytest.mark.parametrize("command", [["build", "sm90-avx2", "--dry-run"], ["ci", "github", "sm90-avx2", "--dry-run"]])
 def test_a_cuda_that_is_no_version(command: list[str], cuda: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--cuda", cuda]) == ExitCode.NO_MATCH
-    assert "is not in the catalog." in capsys.readouterr().err
+    code = main([*command, "--cuda", cuda])
+    said = capsys.readouterr().err
+    if code == ExitCode.USAGE:  # a workflow takes only what YAML can hold
+        assert command[0] == "ci" and not cuda.isprintable()
+    else:
+        assert (code, "is not in the catalog." in said) == (ExitCode.NO_MATCH, True)

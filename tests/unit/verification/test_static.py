@@ -437,7 +437,7 @@ class TestFiles:
         library = LibraryFile("nvidia/libx.so", "x-1.0-py3-none-manylinux2014_x86_64.whl", 1, tmp_path)
         facts = LibraryFacts(library, elf=ElfFacts("x86_64", "", (), (), ("GLIBC_2.27",), ()))
         (tmp_path / library.owner).write_bytes(b"")
-        rows = [{"name": "x", "step": step, "output": {"filename": library.owner, "sha256": "1"}}]
+        rows = [{"name": "x", "step": step, "output": {"filename": library.owner, "sha256": "1", "size": 0}}]
         (tmp_path / "manifest.json").write_text(json.dumps({"wheels": rows}))
         artifact = Artifact(tmp_path, ArtifactKind.WHEELHOUSE, (tmp_path / library.owner,))
         (check,) = [check for check in elf_checks(artifact, [facts]) if check.name.startswith("glibc")]
@@ -745,7 +745,7 @@ class TestKinds:
         house.mkdir()
         shutil.copy(stock, house)
         (house / "manifest.json").write_text("{")
-        with pytest.raises(BadInputError, match="not JSON"):
+        with pytest.raises(BadInputError, match="is damaged"):
             _ = open_artifact(house).manifest
 
 

@@ -88,7 +88,7 @@ class _GivenDriver:
 def _driver(catalog: Catalog, text: str) -> _GivenDriver:
     """The version of a driver; a bare branch stands for its newest driver, and a note says so."""
     version = re.sub(r"^[rv](?=\d)", "", text.strip(), flags=re.IGNORECASE)
-    if not re.fullmatch(r"\d{3,}(\.\d+)*", version):
+    if not re.fullmatch(r"[0-9]{3,9}(\.[0-9]{1,9})*", version):
         raise UsageError(f"{text!r} is not a driver version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
     branch, newest = Dotted(version).major, max(catalog.drivers)
     known = catalog.drivers.get(branch)
@@ -253,7 +253,7 @@ def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts, 
 
 def _l4t(name: str, chip: Chip | None, jetpack: str, notes: list[str]) -> str:
     """The L4T release of a JetPack; a bare major number stands for the newest one of it, and a note says so."""
-    if not re.fullmatch(r"\d+(\.\d+)*", jetpack):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", jetpack):
         raise UsageError(f"{jetpack!r} is not a JetPack version.", "Write it as 6.2 or 7.2.")
     rows = tegra_table().jetpack
     wanted = Dotted(jetpack)
