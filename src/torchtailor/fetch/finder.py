@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from torchtailor.core.errors import NetworkError, TorchtailorError
 from torchtailor.core.trust import Limit, read_limited
@@ -64,18 +64,35 @@ class Finder:
 
     def notes(self, projects: Iterable[str]) -> tuple[str, ...]:
         """What to say of packages that several indexes have: which one was used."""
+        shared: dict[tuple[IndexLocation, ...], list[str]] = {}
+        for name in map(canonicalize_name, projects):
+            having = self._having(name)
+            if len(having) > 1:
+                shared.setdefault(having, []).append(name)
         said = []
-        for project in projects:
-            name = canonicalize_name(project)
-            having = [one for one in self._ranked_indexes() if self._list_if_there(one, name)]
-            if len(having) < 2:
-                continue
-            others = ", ".join(one.shown for one in having[1:])
+        for (first, *others), names in shared.items():
+            which, verb = " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))), "are" if names[1:] else "is"
+            behind = ", ".join(index.shown for index in others)
             if self.settings.strategy is IndexStrategy.FIRST_INDEX:
-                said.append(f"{name} is taken from {having[0].shown}, the first index that has it, not from {others}.")
+                said.append(f"{which} {verb} taken from {first.shown}, the first to have it, not from {behind}.")
             else:
-                said.append(f"{name} is on {having[0].shown} and on {others}: the newest is taken, whoever made it.")
+                said.append(f"{which} {verb} on {first.shown} and on {behind}: the newest is taken, whoever made it.")
         return tuple(said)
+
+    def elsewhere(self, project: str) -> str | None:
+        """What to do where a package is left out of indexes behind the first that has it; None where none is."""
+        having = self._having(canonicalize_name(project))
+        if len(having) < 2 or self.settings.strategy is IndexStrategy.UNSAFE_BEST_MATCH:
+            return None
+        return (
+            f"{project} is taken from {having[0].shown}, the first index that has it; "
+            f"--index-strategy {IndexStrategy.UNSAFE_BEST_MATCH.value} also takes what others have "
+            f"({', '.join(index.shown for index in having[1:])}), whoever made it."
+        )
+
+    def _having(self, name: NormalizedName) -> tuple[IndexLocation, ...]:
+        """The configured indexes that have a project, in their order."""
+        return tuple(index for index in self._ranked_indexes() if self._list_if_there(index, name))
 
     def _ranked_indexes(self) -> tuple[IndexLocation, ...]:
         """The indexes that are configured, in their order."""

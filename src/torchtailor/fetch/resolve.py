@@ -250,6 +250,8 @@ def _explain(error: ResolutionImpossible[Any, Any], target: Target) -> str:
 def _advice(error: ResolutionImpossible[Any, Any], finder: Finder, target: Target) -> str:
     """What the indexes have instead, for the first package in conflict."""
     name = canonicalize_name(next(iter(error.causes)).requirement.name)
+    if elsewhere := finder.elsewhere(name):
+        return elsewhere
     fitting = finder.fitting(name, target)
     if fitting:
         versions = ", ".join(dict.fromkeys(str(file.version) for file in fitting[:40]))

@@ -725,7 +725,11 @@ def test_code_in_no_library_is_recorded_by_its_checksum(rig: Rig, variant: Varia
     ]
 
 
-def test_files_that_are_opened_are_recorded(rig: Rig, plain: Path, tmp_path: Path) -> None:
+def test_files_that_are_opened_are_recorded(
+    rig: Rig, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "below" / "here")  # a folder above which nothing else records
     data = tmp_path / "data"
     data.mkdir()
     names = ["read", "stream", "at", "relative", "tab\tand\nline\\"]
@@ -739,7 +743,7 @@ def test_files_that_are_opened_are_recorded(rig: Rig, plain: Path, tmp_path: Pat
     ]
     rig.run(*words, preload=[rig.preload], TORCHTAILOR_RECORD="../record")
     opened = [
-        line[1] for line in recorded(tmp_path.parent / "record") + recorded(Path("../record")) if line[0] == "open"
+        line[1] for line in recorded(tmp_path / "record") + recorded(tmp_path / "below" / "record") if line[0] == "open"
     ]
     ours = [path for path in opened if path.startswith(str(tmp_path))]
     escaped = f"{data}/tab\\tand\\nline\\\\"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.unit.fetch.packages import Package
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.resolve import resolve
 from torchtailor.fetch.settings import IndexStrategy, read_settings
 from torchtailor.fetch.target import Target
 
@@ -51,9 +53,15 @@ def test_the_first_index_that_has_a_package_wins(tmp_path: Path, indexes: tuple[
 
 def test_a_package_on_two_indexes_is_said(tmp_path: Path, indexes: tuple[str, str]) -> None:
     (note,) = finder(tmp_path, indexes).notes(["our-library", "filelock", "nowhere"])
-    assert note.startswith("our-library is taken from ") and "/private, the first index that has it" in note
+    assert note.startswith("our-library is taken from ") and "/private, the first to have it" in note
     (note,) = finder(tmp_path, indexes, "unsafe-best-match").notes(["our-library"])
     assert "the newest is taken, whoever made it" in note
+
+
+def test_what_only_a_later_index_has_is_refused_with_the_way_to_it(tmp_path: Path, indexes: tuple[str, str]) -> None:
+    with pytest.raises(NoMatchError) as error:
+        resolve([Requirement("our-library==99.0")], finder(tmp_path, indexes), TARGET)
+    assert "--index-strategy unsafe-best-match" in (error.value.hint or "")
 
 
 def test_pips_rule_on_request(tmp_path: Path, indexes: tuple[str, str]) -> None:
