@@ -367,6 +367,13 @@ def test_a_machine_without_an_environment_gets_a_new_one() -> None:
     assert (report.problems[0].fixes[0].command or "").endswith(" --into .venv")
 
 
+def test_on_this_machine_install_finds_what_the_indexes_have() -> None:
+    """A name would be one of a release that they may not have."""
+    host = machines.host("h100-driver-580")
+    (fix, *_) = examine(TorchEnvironment(host, None, here=True), machines.catalog()).problems[0].fixes
+    assert fix.command == "torchtailor install --into .venv"
+
+
 def test_rows_to_add_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     from torchtailor.cli.doctor import _print
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -69,7 +70,7 @@ def local_environment(catalog: Catalog, place: Path | None, seen: Diagnosis | No
     """This machine with one of its environments: the one named, else the active one, else python3's."""
     from torchtailor.advise.host.detect import detect
 
-    return _examined(detect(catalog=catalog), catalog, place, seen, run=run)
+    return replace(_examined(detect(catalog=catalog), catalog, place, seen, run=run), here=True)
 
 
 def _examined(

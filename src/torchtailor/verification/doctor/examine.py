@@ -54,6 +54,7 @@ class TorchEnvironment:
     interpreter: Interpreter | None = None
     asked_of: str = ""  # the library that should have a symbol which a message misses
     damage: str = ""  # what of torch's files cannot be read, as a sentence
+    here: bool = False  # on this machine, where `install` itself finds what fits and can be had
 
     @property
     def codes(self) -> tuple[CodeTarget, ...]:
@@ -131,7 +132,14 @@ class _Examination:
         self._host = environment.host
         self._catalog = catalog
         self._symptoms = {symptom.kind: symptom for symptom in symptoms}
-        self._fixes = Fixes(catalog, environment.host, environment.torch, environment.place, environment.interpreter)
+        self._fixes = Fixes(
+            catalog,
+            environment.host,
+            environment.torch,
+            environment.place,
+            environment.interpreter,
+            here=environment.here,
+        )
 
     def problems(self) -> Iterator[Problem]:
         torch = self._environment.torch

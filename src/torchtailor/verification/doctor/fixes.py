@@ -16,7 +16,7 @@ from torchtailor.advise.recommendation.drivers import DriverVerdict
 from torchtailor.advise.recommendation.result import Alternative
 from torchtailor.catalog import Catalog
 from torchtailor.core.errors import TorchtailorError
-from torchtailor.core.pythons import python_of_environment
+from torchtailor.core.pythons import python_of_environment, running_python
 
 NEW_ENVIRONMENT = ".venv"
 # The builds that PyTorch keeps an index for.
@@ -60,12 +60,15 @@ class Fixes:
         torch: InstalledTorch | None,
         environment: str | None,
         interpreter: Interpreter | None = None,
+        *,
+        here: bool = False,
     ) -> None:
         self._catalog = catalog
         self._host = host
         self._torch = torch
         self._environment = environment
         self._interpreter = interpreter or Interpreter()
+        self._here = here
         self._into = f" --into {shlex.quote(environment or NEW_ENVIRONMENT)}"
         self._env = f" --env {shlex.quote(environment)}" if environment else ""
 
@@ -79,7 +82,8 @@ class Fixes:
             what = f"PyTorch {best.pytorch} ({best.build}) for {best.gpu or 'the CPU'}"
             if best.method == "wheel":
                 where = "" if self._environment else f" into a new environment, {NEW_ENVIRONMENT}"
-                fixes.append(Fix(f"Install {what}{where}.", f"torchtailor install {best.variant}{self._into}"))
+                name = "" if self._here else f" {best.variant}"  # without one it takes what the indexes have
+                fixes.append(Fix(f"Install {what}{where}.", f"torchtailor install{name}{self._into}"))
             else:
                 fixes.append(Fix(f"Build {what}.", f"torchtailor build {best.variant} --via {best.method}"))
         fixes += [Fix(upgrade.text) for upgrade in answer.upgrades if best is None]
@@ -178,7 +182,7 @@ class Fixes:
     def _recommended(self) -> Recommendation | None:
         """What fits the machine for the environment's Python; None where that is not known."""
         there = python_of_environment(Path(self._environment)) if self._environment else None
-        python = self._torch.python if self._torch else there
+        python = self._torch.python if self._torch else there or (running_python() if self._here else None)
         for wanted in dict.fromkeys((python, None)):
             try:
                 answer = recommend(_without_torches(self._host), python=wanted, catalog=self._catalog)
