@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 
 def human_bytes(size: float) -> str:
@@ -31,6 +32,17 @@ def human_seconds(seconds: float) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 library`, `2 libraries`; the plural is made with an s where none is given."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, for a report or a page."""
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(cells)} |" for cells in ([_in_cell(text) for text in row] for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 # what a terminal acts upon, or what makes text read otherwise than it is: C0 and C1, bidirectional marks, surrogates
