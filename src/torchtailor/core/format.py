@@ -54,6 +54,11 @@ def printable(text: str) -> str:
     return _INVISIBLE.sub(_spelt, text)
 
 
+def printable_json(text: str) -> str:
+    """A JSON document with that escaped, which it may be in any text of it."""
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _spelt(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
