@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.core.disk import write_output
-from torchtailor.core.documents import plain
+from torchtailor.core.documents import json_text, plain
 from torchtailor.core.format import human_bytes, human_seconds
 from torchtailor.verification.output import as_document
 from torchtailor.verification.report import svg
@@ -17,7 +17,6 @@ from torchtailor.verification.report.parts import (
     card,
     command_line,
     encoded,
-    json_text,
     legend,
     size_cell,
     table,
