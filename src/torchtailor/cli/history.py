@@ -38,8 +38,10 @@ def command(
     if variant and not rows:
         everything = "torchtailor history --jobs" if jobs else "torchtailor history"
         raise NoMatchError(f"{none} {variant!r}.", f"`{everything}` lists all.")
-    if json:
-        ui.print_json("history-jobs" if jobs else "history", LedgerJobs(rows) if jobs else Attempts(rows))
+    if json and jobs:
+        ui.print_json("history-jobs", LedgerJobs(rows))
+    elif json:
+        ui.print_json("history", Attempts(rows))
     elif markdown:
         ui.print_text(as_markdown(columns, rows))
     elif not rows:
