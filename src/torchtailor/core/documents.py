@@ -41,9 +41,8 @@ def plain(value: object) -> Any:
     return msgspec.to_builtins(value, enc_hook=str, order="deterministic")
 
 
-def json_text(value: object, *, indent: int = -1) -> str:
-    """JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
-    values = plain(value)
+def json_text(values: object, *, indent: int = -1) -> str:
+    """Plain values as JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
     try:
         return msgspec.json.format(msgspec.json.encode(values), indent=indent).decode()
     except UnicodeEncodeError:  # Python reads such names back

@@ -251,7 +251,7 @@ def _folded(checks: Sequence[Check]) -> Iterator[str]:
 def _line(check: Check) -> str:
     details = ""
     if check.details:
-        text = escape(json_text(dict(check.details), indent=2))
+        text = escape(json_text(plain(dict(check.details)), indent=2))
         details = f"<details><summary>details</summary><pre>{text}</pre></details>"
     word = _WORDS[check.outcome]
     return (

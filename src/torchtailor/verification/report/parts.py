@@ -8,7 +8,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from torchtailor.core.documents import json_text
+from torchtailor.core.documents import json_text, plain
 from torchtailor.core.format import human_bytes
 
 
@@ -30,7 +30,7 @@ def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: 
 
 def embedded(document: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it is in."""
-    return json_text(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json_text(plain(document)).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def encoded(page: str) -> bytes:
