@@ -114,16 +114,17 @@ def _lines(answer: Recommendation, catalog: Catalog, *, explain: bool) -> Iterat
     yield Text(f"Machine: {answer.machine}")
     for note in answer.notes:
         yield Text(f"Note: {note}", style="yellow")
-    if answer.best is not None:
-        yield Text.assemble("Variant: ", (answer.best.variant, "bold"))
-        for reason in answer.best.reasons[1:]:
+    if (best := answer.best) is not None:
+        yield Text.assemble("Variant: ", (best.variant, "bold"))
+        for reason in best.reasons[1:]:
             yield Text(f"{_POINT}{reason}")
     if answer.upgrades:
         yield from _heading("Upgrades")
         for upgrade in answer.upgrades:
             yield Text(f"{_POINT}{upgrade.text}")
     if answer.per_gpu:
-        yield from _heading("Per GPU")
+        together = best is not None and len(best.gpus) > 1
+        yield from _heading("Or an environment for each" if together else "Per GPU")
         yield from _picks(answer.per_gpu)
     if answer.alternatives:
         yield from _heading("Alternatives")
@@ -151,7 +152,8 @@ def _answer(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
     yield _to_copy(answer.command, "bold green")
     cuda = f"with CUDA {best.cuda}" if best.cuda else "without CUDA"
     method = catalog.method(best.method)
-    how = ", cut to the code that this GPU runs" if _cut(answer) else ""
+    which = "these GPUs run" if len(best.gpus) > 1 else "this GPU runs"
+    how = f", cut to the code that {which}" if _cut(answer) else ""
     phrase = f"from the official wheel{how}" if method.basis is Basis.WHEEL else method.phrase
     why = best.reasons[0].removeprefix(f"PyTorch {best.pytorch} is ")
     yield Text(f"PyTorch {best.pytorch} {cuda} for Python {best.python}, {phrase}: {why}")

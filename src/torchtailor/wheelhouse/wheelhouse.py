@@ -196,7 +196,7 @@ class ManifestWheel(msgspec.Struct):
 class _ListedTarget(msgspec.Struct):
     python: Label
     arch: Label
-    gpu: Label | None = None
+    gpu: Annotated[str, Meta(pattern=r"\A\d{1,2}\.\d(,\d{1,2}\.\d)*\Z")] | None = None
     isa: str = ""
 
 
@@ -226,7 +226,7 @@ class Manifest(msgspec.Struct):
     def index_name(self) -> str:
         """The folder of a shared index that it goes to: `cu128-sm90`."""
         gpu = self.target.gpu
-        return f"{self.pytorch.build}-sm{gpu.replace('.', '')}" if gpu else self.pytorch.build
+        return f"{self.pytorch.build}-sm{gpu.replace('.', '').replace(',', '_')}" if gpu else self.pytorch.build
 
 
 def read_manifest(path: Path) -> Manifest:

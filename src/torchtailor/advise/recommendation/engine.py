@@ -23,9 +23,7 @@ from torchtailor.advise.recommendation.rejections import rejected
 from torchtailor.advise.recommendation.request import Request, Situation, Workload
 from torchtailor.advise.recommendation.result import Pick, Recommendation
 from torchtailor.advise.recommendation.upgrades import upgrades
-from torchtailor.catalog.gpus import CodeKind
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import Matrix
 
@@ -84,7 +82,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
     if host.gpus and not host.visible_gpus:
         notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
     if not candidates and per_kind:
-        notes += _one_kind_notes(situation, per_kind)
+        notes.append(_one_kind_note(per_kind))
         notes += _left_out(situation, kinds, per_kind)
         situation = situation.on([one.device for one in per_kind[0].devices])
         judgements = tuple(judge_all(situation))
@@ -146,24 +144,13 @@ def _pick_of_kind(situation: Situation, candidate: Candidate) -> Pick:
     return pick(candidate, reason, candidate.coverage.text)
 
 
-def _one_kind_notes(situation: Situation, per_kind: Sequence[Candidate]) -> list[str]:
+def _one_kind_note(per_kind: Sequence[Candidate]) -> str:
     """What to know where no variant covers all GPUs and one kind was chosen."""
     names = ", ".join(short_label(one.device) for one in per_kind[0].devices)
     text = f"No single variant runs on all GPUs of this machine. The recommended one is for {names}"
     if len(per_kind) > 1:
         text += "; give the others an environment of their own, and set CUDA_VISIBLE_DEVICES in each"
-    notes = [f"{text}."]
-    if uncut := _uncut_for_all(situation):
-        release, build = uncut
-        targets = ",".join(
-            str(compute) for compute in sorted({one.compute for one in situation.devices if one.compute})
-        )
-        notes.append(
-            f"The official {build.label} wheel of PyTorch {release.version}, uncut, contains code for all of them: one "
-            f"environment for all. `torchtailor tailor --env .venv --gpu {targets}` cuts it to these alone once it is "
-            "installed there."
-        )
-    return notes
+    return f"{text}."
 
 
 def _left_out(
@@ -182,22 +169,3 @@ def _left_out(
         dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
         python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
         yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
-
-
-def _uncut_for_all(situation: Situation) -> tuple[Release, Build] | None:
-    """The newest official wheel that runs unchanged on every GPU."""
-    for release in situation.releases:
-        default = release.default_index.get(situation.host.cpu.arch)
-        for build in sorted(release.cuda_builds, key=lambda item: item.label != default):
-            if all(_runs_uncut(situation, device, build) for device in situation.devices):
-                return release, build
-    return None
-
-
-def _runs_uncut(situation: Situation, device: GpuDevice, build: Build) -> bool:
-    assert device.compute is not None
-    code = situation.catalog.rules.best(device.compute, build.wheel_codes(situation.host.cpu.arch))
-    driver = situation.driver(device, build).fit
-    if code is None or not driver.runs:
-        return False
-    return code.kind is not CodeKind.PTX or driver is DriverFit.FULL

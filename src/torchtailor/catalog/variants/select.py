@@ -13,7 +13,7 @@ from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError, UsageError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_SHORT = re.compile(r"-((?:sm\d+[a-z]*|cpu)-.+)$")
+_SHORT = re.compile(r"-((?:sm[\d_]+[a-z]*|cpu)-.+)$")
 _NO_GPU = ("cpu", "none")
 _MOST_COMPARED = 200
 _MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them

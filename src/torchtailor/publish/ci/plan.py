@@ -532,7 +532,7 @@ def _division(options: CiOptions, where: Where | None) -> CiDivision:
 def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
     found: dict[str, list[Variant]] = {}
     for variant in variants:
-        gpu = variant.gpu.sm if variant.gpu else "cpu"
+        gpu = variant.gpu_name
         name = {
             CiDivision.ALL: "all",
             CiDivision.ARCHITECTURE: variant.arch,
@@ -598,7 +598,7 @@ def _proofs(
         name, labels = _labels(text, "--gpu-runner", "sm90=self-hosted,h100")
         gpu, slash, arch = name.partition("/")
         sm = catalog.gpu(gpu).sm
-        kinds = {variant.arch for variant in variants if variant.gpu and variant.gpu.sm == sm}
+        kinds = {variant.arch for variant in variants if sm in {gpu.sm for gpu in variant.gpus}}
         kinds &= {arch} if slash else kinds
         if not kinds:
             raise NoMatchError(
@@ -609,7 +609,7 @@ def _proofs(
         wanted = {
             variant.unique_name: variant.short_name
             for variant in variants
-            if variant.gpu and variant.gpu.sm == sm and variant.arch == arch
+            if sm in {gpu.sm for gpu in variant.gpus} and variant.arch == arch
         }
         for job in jobs:
             if mine := tuple(one for one in job.variants if one in wanted):
