@@ -47,6 +47,7 @@ class DeviceFit:
     device: GpuDevice
     fit: Fit
     driver: DriverVerdict
+    code: CodeTarget  # what it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ def _judge_device(
         return Refusal(variant, method, Refused.CODE, text)
     verdict = situation.driver(device, variant.build)
     if any_driver and not (device.integrated and situation.host.tegra):
-        return DeviceFit(device, fit, verdict)
+        return DeviceFit(device, fit, verdict, through)
     if not verdict.fit.runs:
         kind = Refused.DROPPED if verdict.fit is DriverFit.DROPPED_GPU else Refused.DRIVER
         return Refusal(variant, method, kind, verdict.text, verdict)
@@ -247,7 +248,7 @@ def _judge_device(
             f"{variant.build.cuda}."
         )
         return Refusal(variant, method, Refused.DRIVER, text, verdict)
-    return DeviceFit(device, fit, verdict)
+    return DeviceFit(device, fit, verdict, through)
 
 
 def _unifies(situation: Situation, device: GpuDevice, build: Build) -> bool:

@@ -71,14 +71,18 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
     notes = [note.text for note in host.notes if note.topic != NOT_LINUX]  # that one is the alternative
     judgements = tuple(judge_all(situation))
     candidates = ranked(judgements, situation.isas)
-    if not candidates and (other := _other_python(situation)) is not None:  # what runs on all runs on each
-        python = other.request.wanted_python
-        notes.append(f"Nothing runs for Python {request.wanted_python}: the recommendation is for Python {python}.")
-        situation = other
-        judgements = tuple(judge_all(situation))
-        candidates = ranked(judgements, situation.isas)
     kinds = _kinds(situation)
     per_kind = _best_per_kind(situation, kinds)
+    picks = tuple(_pick_of_kind(situation, best_of_kind) for best_of_kind in per_kind)
+    if not candidates and (other := best_of_other_pythons(situation)) is not None:  # what runs on all runs on each
+        python = other.variant.python
+        what = "in one environment for all GPUs " if any(one.python != python for one in picks) else ""
+        notes.append(
+            f"Nothing runs {what}for Python {request.wanted_python}: the recommendation is for Python {python}."
+        )
+        situation = situation.for_python(python)
+        judgements = tuple(judge_all(situation))
+        candidates = ranked(judgements, situation.isas)
     if host.gpus and not host.visible_gpus:
         notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
     if not candidates and per_kind:
@@ -94,7 +98,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         workload=request.workload.value,
         python=situation.request.wanted_python,
         best=pick(best, *why(situation, best)) if best else None,
-        per_gpu=tuple(_pick_of_kind(situation, best_of_kind) for best_of_kind in per_kind),
+        per_gpu=picks,
         other_variants=other_variants(best, candidates, cpu) if best else (),
         rejected=rejected(situation, judgements, best),
         upgrades=tuple(upgrades(situation, best)),
@@ -104,14 +108,6 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         command=command(best, request) if best else None,
         stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
     )
-
-
-def _other_python(situation: Situation) -> Situation | None:
-    """The same for the Python of the newest release that runs, where the default Python has nothing for any GPU."""
-    if any(best_candidate(situation.on([device])) for device in situation.devices):
-        return None
-    best = best_of_other_pythons(situation)
-    return situation.for_python(best.variant.python) if best else None
 
 
 def _kinds(situation: Situation) -> tuple[tuple[GpuDevice, ...], ...]:

@@ -38,7 +38,7 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
         isa=variant.isa.name,
         gpu=variant.gpu_name if variant.gpu else None,
         gpus=tuple(one.device.index for one in candidate.devices),
-        code=str(candidate.coverage.through) if candidate.coverage.through else None,
+        code=", ".join(dict.fromkeys(str(one.code) for one in candidate.devices)) or None,
         fit=candidate.fit.value,
         driver=(driver.fit.value if driver.known else "unknown") if driver else None,
         reasons=reasons,

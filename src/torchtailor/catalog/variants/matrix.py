@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
@@ -136,16 +136,15 @@ class Matrix:
         return Resolution(chosen, others, _message(name, chosen, others))
 
     def for_all(self, variants: Iterable[Variant], capabilities: Sequence[Capability]) -> Iterator[Variant]:
-        """One variant for several GPUs, sorted by capability, of each build and ISA that any of them has one of."""
-        gpus = [self.catalog.gpus[one] for one in capabilities if one in self.catalog.gpus]
-        if len(gpus) < len(capabilities):
-            return
-        seen: set[tuple[int, str]] = set()
+        """One variant for several GPUs, sorted by capability, of each build and ISA that has one for each of them."""
+        found: dict[tuple[int, str], dict[Capability, Variant]] = {}
         for variant in variants:
-            key = (id(variant.build), variant.isa.name)
-            if variant.gpu in gpus and key not in seen:
-                seen.add(key)
-                yield Variant(variant.release, variant.build, gpus[0], variant.isa, variant.python, tuple(gpus[1:]))
+            if variant.gpu is not None and variant.gpu.capability in capabilities:
+                found.setdefault((id(variant.build), variant.isa.name), {})[variant.gpu.capability] = variant
+        for each in found.values():
+            if len(each) == len(capabilities):
+                first, *others = (each[one] for one in capabilities)
+                yield replace(first, also=tuple(one.gpu for one in others if one.gpu))
 
     def _is_offered(self, variant: Variant, via: str | None) -> bool:
         if via is None:
