@@ -10,7 +10,7 @@ import typer
 
 from torchtailor.advise.recommendation.request import Workload
 from torchtailor.catalog.methods import Basis
-from torchtailor.cli._options import method_names
+from torchtailor.cli._options import method_names, only
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ def command(
     jetpack: Annotated[str | None, typer.Option(help="The JetPack of a Jetson: 6.2, 7.2.")] = None,
     workload: Annotated[Workload, typer.Option(help="What the CPU mostly has to do.")] = Workload.GENERAL,
     python: Annotated[
-        str | None, typer.Option(help="The Python version; by default the environment's, or 3.13 for another machine.")
+        list[str] | None,
+        typer.Option(help="The Python; by default the environment's, or 3.13 for another machine."),
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="Environment to install into, whose Python is used; default: the active one.")
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
+    release: Annotated[list[str] | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
     via: Annotated[
         str | None,
         typer.Option(
@@ -64,12 +65,13 @@ def command(
     say_if_old(catalog)
     here = source is None and not gpu and cpu is None
     environment = into or (active_environment() if here else None)
-    choices = (python, release, via, driver, jetpack)
+    version, wanted = only("--python", python), only("--release", release)
+    choices = (version, wanted, via, driver, jetpack)
     found_by_install = here and choices == (None,) * len(choices) and workload is Workload.GENERAL
-    if python is None and environment is not None:
-        python = python_of_environment(environment)
-    if python is None and here:
-        python = running_python()  # which `install` takes for a new environment
+    if version is None and environment is not None:
+        version = python_of_environment(environment)
+    if version is None and here:
+        version = running_python()  # which `install` takes for a new environment
     answer = recommend(
         load(source) if source is not None else None,
         gpus=gpu or (),
@@ -77,8 +79,8 @@ def command(
         driver=driver,
         jetpack=jetpack,
         workload=workload,
-        python=python,
-        release=release,
+        python=version,
+        release=wanted,
         method=via,
         into=str(into) if into else ".venv" if here and environment is None else None,
         here=found_by_install,

@@ -38,7 +38,9 @@ class Row(NamedTuple):
     glibc: str = ""
 
     def __str__(self) -> str:
-        return " + ".join(part for part in (self.gpu, self.cpu, self.driver or self.jetpack, self.asked, self.glibc) if part)
+        return " + ".join(
+            part for part in (self.gpu, self.cpu, self.driver or self.jetpack, self.asked, self.glibc) if part
+        )
 
 
 def rows(name: str) -> list[Row]:

@@ -77,8 +77,8 @@ class CiOptions:
     """What the workflow is to do."""
 
     selectors: tuple[str, ...]
-    release: str | None = None
-    python: str | None = None
+    releases: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
     cuda: str | None = None
     method: str = WHEEL
     nvidia: bool = False
@@ -425,7 +425,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
 def _check(system: CiSystem, options: CiOptions) -> None:
     """Refuse what cannot work, before anything is written."""
     texts = (options.store, options.objects, options.publish, options.package, options.schedule, options.branch)
-    named = (options.release or "", options.python or "", options.cuda or "", options.on or "", *options.selectors)
+    named = (*options.releases, *options.pythons, options.cuda or "", options.on or "", *options.selectors)
     for text in (*texts, *named, *options.build_options, *options.runners, *options.gpu_runners):
         check_word(text)
     for option, words in {"--package": (options.package,), "--build-options": options.build_options}.items():
@@ -513,8 +513,8 @@ def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
     choices = choose(
         catalog,
         options.selectors,
-        release=options.release,
-        python=options.python,
+        release=options.releases,
+        python=options.pythons,
         cuda=options.cuda,
         method=options.method,
         glob_release=releases,
