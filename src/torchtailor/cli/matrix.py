@@ -38,7 +38,7 @@ def command(
     from torchtailor.catalog import load_catalog
     from torchtailor.catalog.variants import Matrix, find_variants
     from torchtailor.catalog.variants import table as tables
-    from torchtailor.catalog.variants.select import NothingMatches, unmatched
+    from torchtailor.catalog.variants.select import NothingMatchesError, unmatched
     from torchtailor.cli._age import say_if_old
     from torchtailor.cli.ui import err, out, print_json, table
 
@@ -58,7 +58,7 @@ def command(
         return ExitCode.OK if explanation.possible or explanation.instead else ExitCode.IMPOSSIBLE
     try:
         chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
-    except NothingMatches:
+    except NothingMatchesError:
         if json:  # still one document, for whoever reads it
             print_json("matrix", tables.MatrixTable(0, ()))
         raise

@@ -128,7 +128,7 @@ def _lines(answer: Recommendation, catalog: Catalog, *, explain: bool) -> Iterat
         together = best is not None and len(best.gpus) > 1
         yield from _heading("Or an environment for each" if together else "Per GPU")
         yield from _picks(answer.per_gpu)
-    if answer.alternatives:
+    if answer.alternatives and (explain or best is None):
         yield from _heading("Alternatives")
         for alternative in answer.alternatives:
             yield from _alternative(alternative)
@@ -159,9 +159,10 @@ def _answer(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
     phrase = f"from the official wheel{how}" if method.basis is Basis.WHEEL else method.phrase
     why = best.reasons[0].removeprefix(f"PyTorch {best.pytorch} is ")
     yield Text(f"PyTorch {best.pytorch} {cuda} for Python {best.python}, {phrase}: {why}")
-    if best.variant not in answer.command:
-        text = "The indexes were not looked at: where they do not have it, this installs the newest release they have."
-        yield Text(text, style="dim")
+    if method.basis is Basis.WHEEL:
+        here = best.variant not in answer.command
+        instead = "this installs the newest release they have" if here else "--why lists older releases that run"
+        yield Text(f"The indexes were not looked at: where they do not have it, {instead}.", style="dim")
 
 
 def _cut(answer: Recommendation) -> bool:
@@ -188,11 +189,16 @@ def _others(answer: Recommendation) -> Iterator[Text]:
 def _how_to_see_others(answer: Recommendation) -> Iterator[Text]:
     from rich.text import Text
 
-    counts = [(len(answer.other_variants), "that also run"), (len(answer.rejected), "that do not")]
+    own = len(answer.alternatives) if answer.best else 0
+    counts = [
+        (len(answer.other_variants), "that also run"),
+        (len(answer.rejected), "that do not"),
+        (own, "of your own"),
+    ]
     parts = [f"{count} {what}" for count, what in counts if count]
     if parts:
         yield Text()
-        yield Text(f"Other variants: {' and '.join(parts)}. Add --why to list them.")
+        yield Text(f"Other variants: {', '.join(parts)}. Add --why to list them.")
 
 
 def _heading(text: str) -> Iterator[Text]:

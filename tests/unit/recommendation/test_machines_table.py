@@ -1,8 +1,8 @@
 """Machines by their parts, and what someone who knows the tables of drivers and wheels would install on them.
 
-The expectations in machines_table.csv and, with several GPUs, a Python that is asked for or an old glibc, in
-unlisted_machines.csv (written down before any of them was asked) were derived from NVIDIA's driver tables and the contents of the official wheels,
-not from what torchtailor answers; `why` says how. Empty columns: not given, or nothing runs.
+The expectations in machines_table.csv and unlisted_machines.csv (several GPUs, Pythons that are asked for, old glibc;
+written down before any of them was asked) were derived from NVIDIA's driver tables and the contents of the official
+wheels, not from what torchtailor answers; `why` says how. Empty columns: not given, or nothing runs.
 """
 
 from __future__ import annotations

@@ -355,7 +355,7 @@ def test_matrix_build_and_ci_find_the_same_variants(pinned: Matrix) -> None:
     catalog = pinned.catalog
     for selector in (
         "pytorch215-python31{1,2}-cuda13_2-sm{80,90}-avx2",
-        "pytorch28-*-sm120-*",
+        "pytorch28-*-sm120-avx2",
         "pytorch213-python312-cpu-*",
     ):
         listed = {one.unique_name for one in find_variants(pinned, [selector])}
@@ -377,7 +377,7 @@ def test_a_variant_of_several_gpus_by_its_name(pinned: Matrix) -> None:
     assert [str(gpu.capability) for gpu in variant.gpus] == ["6.1", "8.9"]
     assert pinned.resolve(variant.short_name).variant == variant
     assert not pinned.coverage(variant, SOURCE).available and pinned.coverage(variant, WHEEL).available
-    with pytest.raises(NoMatchError, match="Only official wheels are cut|is not in any release"):
+    with pytest.raises(NoMatchError, match="is not in any release"):
         pinned.resolve("sm37_121-avx2")
 
 

@@ -38,7 +38,7 @@ _MOST_COMPARED = 200
 _MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them
 
 
-class NothingMatches(NoMatchError):
+class NothingMatchesError(NoMatchError):
     """A selector that finds no variant."""
 
 
@@ -173,7 +173,7 @@ def _nothing(
     pythons: Sequence[str],
     gpus: Sequence[str],
     cpus: Sequence[str],
-) -> NothingMatches:
+) -> NothingMatchesError:
     """The part of the first selector that rules out the variants which those before it leave."""
     left = list(matrix.variants(python="all"))
     glob = expand_braces(globs[0].lower())[0]
@@ -200,15 +200,15 @@ def _nothing(
             of = f" of {', '.join(before)}" if before else ""
             near = difflib.get_close_matches(patterns[0], there, n=_MOST_LISTED, cutoff=0.0)
             shown = ", ".join(sorted(near, key=_natural)) + (", ..." if len(there) > len(near) else ".")
-            return NothingMatches(f"{_shown(globs[0])}: no variant{of} has {what}.", f"There are {shown}")
+            return NothingMatchesError(f"{_shown(globs[0])}: no variant{of} has {what}.", f"There are {shown}")
         before.append(what)
     if parts is None:
         hint = (
             "Names look like sm90-avx512 or pytorch215-python313-cuda13_2-sm90-avx512; `torchtailor matrix` lists them."
         )
-        return NothingMatches(f"No variant matches {_shown(globs[0])}.", hint)
+        return NothingMatchesError(f"No variant matches {_shown(globs[0])}.", hint)
     usual = "" if pythons or named.get("python") else "; --python all also looks at other Pythons than the usual one"
-    return NothingMatches(
+    return NothingMatchesError(
         f"No variant matches {_shown(globs[0])} here, though others do.",
         f"`torchtailor matrix {shlex.quote(globs[0])}` lists them{usual}.",
     )
