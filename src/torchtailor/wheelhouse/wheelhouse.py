@@ -25,6 +25,7 @@ from torchtailor.core.documents import plain
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.trust import (
     FileName,
+    Gpus,
     Label,
     Limit,
     PinnedRequirement,
@@ -196,7 +197,7 @@ class ManifestWheel(msgspec.Struct):
 class _ListedTarget(msgspec.Struct):
     python: Label
     arch: Label
-    gpu: Annotated[str, Meta(pattern=r"\A\d{1,2}\.\d(,\d{1,2}\.\d)*\Z")] | None = None
+    gpu: Gpus | None = None
     isa: str = ""
 
 
