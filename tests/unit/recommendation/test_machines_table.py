@@ -66,7 +66,11 @@ def test_a_machine(row: Row) -> None:
     if row.glibc:
         system = msgspec.structs.replace(host.system, libc="glibc", libc_version=row.glibc)
         host = msgspec.structs.replace(host, system=system)
-    best = recommend_for(machines.matrix(), host, Request(python=row.asked or None)).best
+    answer = recommend_for(machines.matrix(), host, Request(python=row.asked or None))
+    best = answer.best
+    if best is not None:  # what is printed can be typed
+        assert best.variant in (answer.command or "").split()
+        assert machines.matrix().resolve(best.variant, via=best.method).variant.unique_name == best.variant
     found = (
         (best.pytorch, best.cuda or "", best.short_name, best.code or "", best.method, best.python) if best else None
     )
