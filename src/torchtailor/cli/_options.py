@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.core.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError, UsageError
 
 _WHEELS = "From official wheels (--via wheel)"
 CUT_WHEELS = "How wheels are cut (--via wheel)"
@@ -28,8 +28,10 @@ def method_names(incomplete: str) -> list[str]:
 
 Via = Annotated[str, typer.Option(metavar="wheel|source|nix", autocompletion=method_names, help="The build method.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
-Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
-Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
+Release = Annotated[
+    list[str] | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0. Several: 2.14,2.15.")
+]
+Python = Annotated[list[str] | None, typer.Option(help="For this Python, such as 3.12 or 3.13t. Several: 3.12,3.13.")]
 Cuda = Annotated[str | None, typer.Option(help="Only builds with this CUDA, such as 13.2.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
@@ -171,6 +173,14 @@ Target = Annotated[
 Ccache = Annotated[
     bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_SOURCE)
 ]
+
+
+def only(option: str, words: list[str] | None) -> str | None:
+    """The value of an option that may be given once; another one would be ignored in silence."""
+    names = listed(words)
+    if len(names) > 1:
+        raise UsageError(f"{option} takes one value here, and {', '.join(names)} were given.", "Give one of them.")
+    return names[0] if names else None
 
 
 def listed(words: list[str] | None) -> tuple[str, ...]:

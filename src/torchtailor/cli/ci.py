@@ -133,8 +133,8 @@ def command(
         CiSystem(_one_of("The system", system, CiSystem)),
         CiOptions(
             selectors=tuple(variants or ()),
-            release=release,
-            python=python,
+            releases=options.listed(release),
+            pythons=options.listed(python),
             cuda=cuda,
             method=via,
             nvidia=bool(cut.given.get("nvidia")),

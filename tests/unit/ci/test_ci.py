@@ -77,7 +77,7 @@ def test_every_variant_is_built_once_on_a_runner_of_its_architecture(catalog: Ca
     for division in ("variant", "gpu", "architecture", "all"):
         from torchtailor.publish.ci.plan import CiDivision
 
-        plan = plan_of(catalog, CiSystem.GITHUB, "sm*-*", "cpu-*", release="2.15", division=CiDivision(division))
+        plan = plan_of(catalog, CiSystem.GITHUB, "sm*-*", "cpu-*", releases=("2.15",), division=CiDivision(division))
         count = Counter(name for job in plan.jobs for name in job.variants)
         assert set(count.values()) == {1}
         assert len({job.name for job in plan.jobs}) == len(plan.jobs)
@@ -88,12 +88,12 @@ def test_every_variant_is_built_once_on_a_runner_of_its_architecture(catalog: Ca
 
 
 def test_a_gpu_runner_proves_what_is_for_it_and_nothing_else(catalog: Catalog) -> None:
-    plan = plan_of(catalog, CiSystem.GITHUB, "sm{80,90}-*", release="2.15", gpu_runners=("H100=self-hosted,h100",))
+    plan = plan_of(catalog, CiSystem.GITHUB, "sm{80,90}-*", releases=("2.15",), gpu_runners=("H100=self-hosted,h100",))
     assert plan.proofs and all(proof.runner == ("self-hosted", "h100") for proof in plan.proofs)
     assert all("-sm90-avx" in name for proof in plan.proofs for name in proof.of.variants)
-    arm = plan_of(catalog, CiSystem.GITHUB, "sm90-*", release="2.15", gpu_runners=("sm90/aarch64=gh200",))
+    arm = plan_of(catalog, CiSystem.GITHUB, "sm90-*", releases=("2.15",), gpu_runners=("sm90/aarch64=gh200",))
     assert all("-sm90-arm" in name for proof in arm.proofs for name in proof.of.variants)
-    assert plan_of(catalog, CiSystem.GITHUB, "sm90-*", release="2.15").proofs == ()
+    assert plan_of(catalog, CiSystem.GITHUB, "sm90-*", releases=("2.15",)).proofs == ()
 
 
 def test_secrets_are_for_the_job_that_needs_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,9 +224,9 @@ def test_gitlab_is_told_which_secrets_are_for_publish_alone(capsys: pytest.Captu
 
 
 def test_gitlab_counts_the_jobs_that_publish(catalog: Catalog) -> None:
-    many = plan_of(catalog, CiSystem.GITLAB, "sm*-avx2", release="2.15", publish="s3://b/torch")
+    many = plan_of(catalog, CiSystem.GITLAB, "sm*-avx2", releases=("2.15",), publish="s3://b/torch")
     assert many.most_at_once == 2 * len(many.jobs)
-    assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", release="2.15").most_at_once == len(many.jobs)
+    assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", releases=("2.15",)).most_at_once == len(many.jobs)
 
 
 def test_what_was_compiled_is_kept_when_a_job_fails_or_runs_out_of_time(capsys: pytest.CaptureFixture[str]) -> None:

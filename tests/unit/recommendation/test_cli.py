@@ -155,8 +155,8 @@ def test_a_corrupted_file_is_a_sentence(described: Path, capsys: pytest.CaptureF
     ("gpus", "driver", "says", "never"),
     [
         (["Tesla K80"], "390.157", "Driver 450.80.02 or newer, up to branch R470, enables PyTorch 2.0.1", "515"),
-        (["Tesla K80", "Tesla P100-PCIE-12GB"], "470", "but SM37 would be lost: R470 is the last branch", "560"),
-        (["A100", "V100"], "535.129.03", "Driver 580.65.06 or newer, up to branch R580, enables", "595"),
+        (["GTX 680", "GTX 1080"], "470", "but SM30 would be lost: R470 is the last branch", "560"),
+        (["B200", "V100", "GTX 1060"], "575", "Driver 580.65.06 or newer, up to branch R580, enables", "595"),
     ],
 )
 def test_a_driver_that_drops_a_gpu_of_the_machine_is_no_advice(

@@ -77,8 +77,8 @@ class CiOptions:
     """What the workflow is to do."""
 
     selectors: tuple[str, ...]
-    release: str | None = None
-    python: str | None = None
+    releases: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
     cuda: str | None = None
     method: str = WHEEL
     nvidia: bool = False
@@ -425,7 +425,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
 def _check(system: CiSystem, options: CiOptions) -> None:
     """Refuse what cannot work, before anything is written."""
     texts = (options.store, options.objects, options.publish, options.package, options.schedule, options.branch)
-    named = (options.release or "", options.python or "", options.cuda or "", options.on or "", *options.selectors)
+    named = (*options.releases, *options.pythons, options.cuda or "", options.on or "", *options.selectors)
     for text in (*texts, *named, *options.build_options, *options.runners, *options.gpu_runners):
         check_word(text)
     for option, words in {"--package": (options.package,), "--build-options": options.build_options}.items():
@@ -513,8 +513,8 @@ def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
     choices = choose(
         catalog,
         options.selectors,
-        release=options.release,
-        python=options.python,
+        release=options.releases,
+        python=options.pythons,
         cuda=options.cuda,
         method=options.method,
         glob_release=releases,
@@ -532,7 +532,7 @@ def _division(options: CiOptions, where: Where | None) -> CiDivision:
 def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
     found: dict[str, list[Variant]] = {}
     for variant in variants:
-        gpu = variant.gpu.sm if variant.gpu else "cpu"
+        gpu = variant.gpu_name
         name = {
             CiDivision.ALL: "all",
             CiDivision.ARCHITECTURE: variant.arch,
@@ -598,7 +598,7 @@ def _proofs(
         name, labels = _labels(text, "--gpu-runner", "sm90=self-hosted,h100")
         gpu, slash, arch = name.partition("/")
         sm = catalog.gpu(gpu).sm
-        kinds = {variant.arch for variant in variants if variant.gpu and variant.gpu.sm == sm}
+        kinds = {variant.arch for variant in variants if sm in {gpu.sm for gpu in variant.gpus}}
         kinds &= {arch} if slash else kinds
         if not kinds:
             raise NoMatchError(
@@ -609,7 +609,7 @@ def _proofs(
         wanted = {
             variant.unique_name: variant.short_name
             for variant in variants
-            if variant.gpu and variant.gpu.sm == sm and variant.arch == arch
+            if sm in {gpu.sm for gpu in variant.gpus} and variant.arch == arch
         }
         for job in jobs:
             if mine := tuple(one for one in job.variants if one in wanted):

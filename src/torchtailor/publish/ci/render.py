@@ -28,8 +28,8 @@ def command_of(plan: CiPlan, path: str) -> str:
     words = ["torchtailor", "ci", plan.system.value, *options.selectors]
     valued = {
         "--via": options.method if options.method != WHEEL else "",
-        "--release": options.release,
-        "--python": options.python,
+        "--release": ",".join(options.releases),
+        "--python": ",".join(options.pythons),
         "--cuda": options.cuda,
         "--build-options": shlex.join(options.build_options),
         "--per": options.division.value if options.division else "",
