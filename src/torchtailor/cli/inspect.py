@@ -21,7 +21,8 @@ def command(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH", help="Shared libraries, wheels, folders, environments; images as docker://, oci: and so on."
+            metavar="PATH",
+            help="Shared libraries, wheels, conda packages, folders, environments; images as docker:// or oci:.",
         ),
     ],
     gpu: Annotated[
@@ -181,7 +182,7 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
     from torchtailor.cli.ui import human_bytes
     from torchtailor.code.gpucode.fitness import only_ptx
 
-    for gpu in inspection.gpus:
+    for gpu in inspection.gpus if with_code or not inspection.never_cut else ():
         if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
@@ -202,6 +203,16 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
             yield only_ptx(number, str(gpu.capability))
 
 
+def _never_cut(inspection: Inspection) -> Iterable[str]:
+    """What there is of other platforms."""
+    from torchtailor.cli.ui import human_bytes
+    from torchtailor.core.format import counted
+
+    for name, (number, size) in inspection.never_cut.items():
+        noun = counted(number, name, name.replace("library", "libraries") if "library" in name else "")
+        yield f"{noun} with {human_bytes(size)} of GPU code, which is shown here and never cut."
+
+
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
     from torchtailor.cli.ui import human_bytes
     from torchtailor.core.format import counted
@@ -214,11 +225,13 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     size = sum(library.size for library in libraries)
     images = sum(library.images for library in with_code)
     raw = sum(library.raw for library in with_code)
-    noun = "library" if len(libraries) == 1 else "libraries"
-    yield (
-        f"{len(libraries)} {noun} of {human_bytes(size)}; {len(with_code)} with GPU code: "
-        f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
-    )
+    yield from _never_cut(inspection)
+    if libraries or not inspection.never_cut:
+        whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
+        yield (
+            f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "
+            f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
+        )
     if moved := [library for library in with_code if library.moved]:
         containers = counted(sum(library.moved for library in moved), "container")
         where = counted(len(moved), "library", "libraries")

@@ -66,7 +66,7 @@ def command(
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
         print_json("tailor", report.document)
-    elif report.results:
+    elif not all(result.foreign for result in report.results):
         _print(report)
     for failure in report.failures[1:]:
         err().print(f"error: {failure.error.message}", markup=False)

@@ -28,7 +28,7 @@ from torchtailor.core.processes import run_all
 from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
-from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
@@ -182,7 +182,7 @@ def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | 
         if options.dry_run or not cut.status.changed:
             same = hash_file(library)
             result = replace(result, sha256_before=same, sha256_after="" if cut.status.changed else same)
-        if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
+        if options.dry_run or result.useless_for_target:
             return result
         if not cut.status.changed:
             copy_file(library, target)

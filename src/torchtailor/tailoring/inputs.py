@@ -31,7 +31,7 @@ from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.environment_plan import environment_sites
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
-from torchtailor.tailoring.result import TailoredInput, TailorResult
+from torchtailor.tailoring.result import TailoredInput, TailorResult, not_cut
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, open_artifact
 
@@ -88,6 +88,9 @@ class TailorReport:
         useless = next((result for result in self.results if result.useless_for_target), None)
         if useless is None:
             return None
+        if useless.foreign:
+            platforms = " and ".join(useless.foreign)
+            return ImpossibleError(*not_cut(useless.source.name, f"has GPU code for {platforms} only"))
         return ImpossibleError(
             f"{useless.source.name} has no GPU code that runs on {self.options.targets}; no output was written for it.",
             "`torchtailor inspect` lists its GPU code; another build of the package may have more.",
@@ -288,6 +291,8 @@ def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
 
 
 def _tailor_one(task: TailorTask, options: Cut, progress: Progress | None) -> TailorResult | TailorFailure:
+    if what := open_artifact(task.source).never_cut:
+        return TailorFailure(task.source, ImpossibleError(*not_cut(task.source.name, f"is {what}")))
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     try:
         return _as_it_was(functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress))
