@@ -28,7 +28,7 @@ def method_names(incomplete: str) -> list[str]:
 
 Via = Annotated[str, typer.Option(metavar="wheel|source|nix", autocompletion=method_names, help="The build method.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
-Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
+Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10, 2.14.0; or a branch of recipes.")]
 Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
 Cuda = Annotated[str | None, typer.Option(help="Only builds with this CUDA, such as 13.2.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan and stop.")]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torchtailor.verification.inspection.inspection import Droppable, Inspection
 
 
+_LITTLE = 100_000  # bytes of GPU code
+
+
 def command(
     paths: Annotated[
         list[str],
@@ -61,7 +64,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
 
     with_code = [library for library in inspection.libraries if library.has_code]
     if len(with_code) > 1:
-        out().print(_library_table(inspection, with_code))
+        out().print(_library_table(inspection, with_code, detail=detail))
     for library in with_code if detail or len(with_code) == 1 else ():
         out().print(_architecture_table(library.architectures, title=library.name))
     if len(with_code) > 1:
@@ -72,7 +75,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
         out().print(line, markup=False)
 
 
-def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -> object:
+def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *, detail: bool) -> object:
     from torchtailor.cli.ui import human_bytes, table
     from torchtailor.code.gpucode.fitness import gpu_fit
 
@@ -80,7 +83,10 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
     for device in inspection.devices:
         columns += [f"On {device}", "Saves"]
     rows = []
-    for library in sorted(libraries, key=lambda library: library.stored, reverse=True):
+    ordered = sorted(libraries, key=lambda library: library.stored, reverse=True)
+    small = [library for library in ordered if library.stored < _LITTLE]
+    small = small if len(small) > 1 and not detail else []
+    for library in ordered[: len(ordered) - len(small)]:
         row = [
             library.name,
             human_bytes(library.size),
@@ -94,7 +100,13 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
             row.append("in packs" if in_packs else gpu_fit(library, device, inspection.rules).verdict)
             row.append(human_bytes(inspection.saved(library, device)))
         rows.append(row)
-    return table(columns, rows)
+    if small:
+        sizes = [sum(one.size for one in small), sum(one.stored for one in small), sum(one.raw for one in small)]
+        row = [f"{len(small)} others", *map(human_bytes, sizes), f"{sum(one.images for one in small)}", ""]
+        for device in inspection.devices:
+            row += ["", human_bytes(sum(inspection.saved(one, device) for one in small))]
+        rows.append(row)
+    return table(columns, rows, optional=("Raw", "Images", "Size", "Architectures"), paths=True)
 
 
 def _file_table(files: Sequence[CodeFile]) -> object:
@@ -128,7 +140,7 @@ def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
         ]
         for group in groups
     ]
-    return table(columns, rows, title=title)
+    return table(columns, rows, title=title, optional=("Sections", "Compression"))
 
 
 def _counts(pairs: Iterable[tuple[str, int]]) -> str:
@@ -226,7 +238,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     images = sum(library.images for library in with_code)
     raw = sum(library.raw for library in with_code)
     yield from _never_cut(inspection)
-    if libraries or not inspection.never_cut:
+    if libraries or not inspection.files:
         whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
         yield (
             f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "

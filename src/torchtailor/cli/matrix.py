@@ -18,7 +18,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="GLOB", help="Names, with globs and braces: 'sm{80,90}-*'."),
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Only this release: main, cuda-13_0, 2.15, 2.10.0.")] = None,
+    release: Annotated[str | None, typer.Option(help="Only this release: 2.15, 2.10, 2.14.0, cuda-13_0.")] = None,
     gpu: Annotated[list[str] | None, typer.Option(help="Only these GPUs: sm90, 9.0, 'RTX 4090', cpu.")] = None,
     cpu: Annotated[list[str] | None, typer.Option(help="Only these instruction sets: avx2, 'avx512*'.")] = None,
     python: Annotated[str | None, typer.Option(help="This Python instead of 3.13, or `all`.")] = None,

@@ -18,7 +18,7 @@ from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.core.disk import disk_errors
 from torchtailor.core.errors import BadInputError, ImpossibleError, TorchtailorError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
+from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -43,7 +43,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     if options.dry_run:
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, site / STATE_FOLDER, options)
-        progress.begin(str(site), sum(job.size for job in jobs))
+        progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
     check_tools(options, libraries_below(site))
@@ -163,8 +163,7 @@ def _cut_all(
     """Cut libraries, and put each in place as soon as it is known that it may lose its symbol tables."""
     by_name = {job.name: job for job in jobs}
     waiting: list[LibraryResult] = []
-    for done, staged in run_all(stage, jobs, processes=options.workers):
-        progress.advance(done.size)
+    for _, staged in followed(jobs, run_all(stage, jobs, processes=options.workers), progress):
         waiting.append(staged)
         if not stripped.wanted(by_name[staged.path].packages, staged):
             continue  # until GPU code of its package is found, or there is none

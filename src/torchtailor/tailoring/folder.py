@@ -25,7 +25,7 @@ from torchtailor.core.disk import (
 )
 from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
+from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult
@@ -103,10 +103,9 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             work = run_all(_do, every, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in every))
             results = {}
-            for job, result in work:
+            for job, result in followed(every, work, progress):
                 if isinstance(job, LibraryJob) and result:
                     results[job.name] = result
-                progress.advance(job.size)
             results = _whole_where_wanted(jobs, results, asked=asked)
             libraries = tuple(results[name] for name in sorted(results))
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)

@@ -45,9 +45,7 @@ class CodeFileKind(Enum):
         return self in _NEVER_CUT
 
 
-_NEVER_CUT = frozenset(
-    (CodeFileKind.ARCHIVE, CodeFileKind.WINDOWS, CodeFileKind.AMD, CodeFileKind.ROCM, CodeFileKind.XPU)
-)
+_NEVER_CUT = frozenset((CodeFileKind.WINDOWS, CodeFileKind.AMD, CodeFileKind.ROCM, CodeFileKind.XPU))
 _SUFFIXES = {
     ".cubin": CodeFileKind.CUBIN,
     ".fatbin": CodeFileKind.FATBIN,

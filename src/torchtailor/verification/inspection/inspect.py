@@ -18,7 +18,7 @@ from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
+from torchtailor.core.progress import Progress, followed
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.conda import opened_artifact
 from torchtailor.trees.artifact.drops import files_of
@@ -54,9 +54,9 @@ def inspect(
         libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
         progress.begin("Reading libraries", sum(library.size for library in libraries))
         results: dict[int, _Found] = {}
-        for library, result in run_all(_read, libraries, processes=processes or available_cores()):
+        work = run_all(_read, libraries, processes=processes or available_cores())
+        for library, result in followed(libraries, work, progress):
             results[id(library)] = result
-            progress.advance(library.size)
         return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
 
 
