@@ -14,8 +14,8 @@ from torchtailor.verification.failures import diagnose
 def doctor(
     message: str | IO[bytes] = "",
     *,
-    environment: Path | None = None,
-    machine: Path | None = None,
+    environment: Path | str | None = None,
+    machine: Path | str | None = None,
     run: bool = True,
     catalog: Catalog | None = None,
 ) -> DoctorReport:
