@@ -71,7 +71,8 @@ OPTIONS = (
               "--strip/--no-strip", SMALLER),
     CutOption("relr", bool, "Pack relocations: the result needs glibc 2.36 or newer.", panel=SMALLER),
     CutOption("recompress", bool, "Recompress GPU code as zstd (needs driver 550.54 or newer).", panel=SMALLER),
-    CutOption("level", int, "The zstd level of --recompress; 19 where none is given.", panel=SMALLER, range=(1, 22)),
+    CutOption("zstd_level", int, "The level of --recompress; 19 where none is given.", panel=SMALLER, range=(1, 22),
+              choice="level"),
     CutOption("split", bool, "Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
               panel=SMALLER),
     CutOption("workload", list[Path], "Keep what the program of this trace uses, move the rest to packs; may be "
@@ -93,7 +94,6 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "pack"): _IN_WHEELS,
     ("install", "pack"): _IN_WHEELS,
     ("ci", "pack"): _IN_WHEELS,
-    ("ci", "level"): ("the option of `ci` is how far jobs prove", "Write --build-options '--recompress --level 10'."),
     ("image", "split"): (
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",

@@ -134,7 +134,10 @@ Set = Annotated[
     typer.Option("--set", help="A switch: USE_XNNPACK=0.", rich_help_panel=_SOURCE, metavar="NAME=VALUE"),
 ]
 Jobs = Annotated[
-    str, typer.Option(help="Files to compile in parallel; auto: as many as fit into memory.", rich_help_panel=_SOURCE)
+    str,
+    typer.Option(
+        "--jobs", "-j", help="Files to compile in parallel; auto: as many as fit into memory.", rich_help_panel=_SOURCE
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume/--no-resume", help="Continue where the same build stopped.", rich_help_panel=_SOURCE)
@@ -146,8 +149,8 @@ AutoFix = Annotated[
     int,
     typer.Option(min=0, help="Apply a known safe fix and build again, up to this many times.", rich_help_panel=_SOURCE),
 ]
-Gpus = Annotated[
-    str | None, typer.Option(help="all: one library per ISA for all GPUs, cut for each.", rich_help_panel=_SOURCE)
+AllGpus = Annotated[
+    bool, typer.Option("--all-gpus", help="One library per ISA for all GPUs, cut for each.", rich_help_panel=_SOURCE)
 ]
 SkipCheck = Annotated[
     list[str] | None, typer.Option(help="Build even if this check fails.", rich_help_panel=_SOURCE, metavar="NAME")

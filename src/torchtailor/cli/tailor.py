@@ -28,7 +28,7 @@ def command(
     output: Annotated[
         str | None,  # a Path forgets the / at its end
         typer.Option(
-            "--output",
+            "--out",
             "-o",
             metavar="OUT",
             help="The new file or folder; for wheels, or with a / at its end, a folder.",

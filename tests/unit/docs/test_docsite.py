@@ -76,7 +76,7 @@ def test_the_whole_site_is_built_strictly(tmp_path: Path) -> None:
 
 
 def slugs(title: str) -> tuple[str, str]:
-    """The anchor of a heading as a forge writes it, and as Python-Markdown does: they differ where signs meet spaces."""
+    """The anchor of a heading as a forge writes it, and as Python-Markdown does, which joins what signs leave apart."""
     text = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")).strip().lower()
     return re.sub(r"\s", "-", text), re.sub(r"[-\s]+", "-", text)
 

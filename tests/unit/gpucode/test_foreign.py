@@ -1,4 +1,4 @@
-"""GPU code of other platforms: libraries for Windows, HIP bundles, SYCL sections, conda packages; shown and never cut."""
+"""GPU code that is shown and never cut: libraries for Windows, HIP bundles, SYCL sections, conda packages."""
 
 from __future__ import annotations
 
