@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,7 @@ def installed_so(monkeypatch: pytest.MonkeyPatch, checkout: Path, **noted: objec
     """An installation outside of a checkout, of which the installer noted this."""
 
     def none_of(_: str) -> None:
-        raise origin.PackageNotFoundError
+        raise PackageNotFoundError
 
     monkeypatch.setattr(origin, "_CHECKOUT", checkout)
     monkeypatch.setattr(origin, "_installed_from", lambda: msgspec.convert(noted, origin._Noted))

@@ -199,7 +199,7 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"

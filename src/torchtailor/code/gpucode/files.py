@@ -14,7 +14,7 @@ from torchtailor.code.binary.elf_headers import HEADER
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.bare import cubin_image
 from torchtailor.code.gpucode.fatbin import CONTAINER_START
-from torchtailor.code.gpucode.foreign import Maker, amd_object, bundled_code, code_of_dll
+from torchtailor.code.gpucode.foreign import GpuMaker, amd_object, bundled_code, code_of_dll
 from torchtailor.code.gpucode.ptx import ptx_target
 from torchtailor.code.gpucode.report import ImageGroup, group_images, merge_groups
 from torchtailor.code.gpucode.scan import containers_in
@@ -75,7 +75,7 @@ class CodeFile:
         """A library for Linux with code for GPUs of other makers; None for one without."""
         if not code:
             return None
-        rocm = any(group.other == Maker.HIP.label for group in code)
+        rocm = any(group.other == GpuMaker.HIP.label for group in code)
         return cls(name, size, CodeFileKind.ROCM if rocm else CodeFileKind.XPU, code)
 
     @property

@@ -50,7 +50,7 @@ _HIP_SECTIONS = (".hip_fat",)  # names in Windows libraries have eight letters
 _SYCL_SECTIONS = ("__CLANG_OFFLOAD_BUNDLE__", "__CLANG_")
 
 
-class Maker(Enum):
+class GpuMaker(Enum):
     """Whose GPU code it is, by the platform that runs it."""
 
     HIP = "ROCm"
@@ -92,8 +92,8 @@ def foreign_platform(elf: ElfFile) -> str:
     """The platform of another maker that a library for Linux has code for, by its sections; empty for none."""
     names = [one.name for one in elf.sections if one.in_file and one.size]
     if any(name.startswith(_HIP_SECTIONS) for name in names):
-        return Maker.HIP.value
-    return Maker.SYCL.value if any(name.startswith(_SYCL_SECTIONS) for name in names) else ""
+        return GpuMaker.HIP.value
+    return GpuMaker.SYCL.value if any(name.startswith(_SYCL_SECTIONS) for name in names) else ""
 
 
 def code_of_dll(source: ByteSource) -> tuple[ImageGroup, ...] | None:
@@ -119,7 +119,7 @@ def bundled_code(
             continue
         for name, size in bundle.pieces:
             stored = bundle.stored * size // bundle.raw if bundle.compression != "none" else size
-            yield _group(name, Maker.HIP, stored, size, bundle.compression, section)
+            yield _group(name, GpuMaker.HIP, stored, size, bundle.compression, section)
         position = bundle.end
 
 
@@ -151,7 +151,7 @@ def _in_section(source: ByteSource, section: _Range) -> Iterator[ImageGroup]:
     elif section.name.startswith(_SYCL_SECTIONS):
         target = section.name.removeprefix(BUNDLE_MAGIC.decode()).removeprefix("sycl-")
         label = target if target and target != section.name else "sycl"
-        yield _group(label, Maker.SYCL, section.size, section.size, "none", section.name)
+        yield _group(label, GpuMaker.SYCL, section.size, section.size, "none", section.name)
 
 
 def _read_bundle(source: ByteSource, offset: int, end: int) -> _Bundle | None:
@@ -226,8 +226,8 @@ def amd_object(name: str, source: ByteSource, size: int) -> tuple[ImageGroup, ..
     if len(head) < HEADER.size or not head.startswith(MAGIC) or HEADER.unpack(head)[2] != AMD_GPU:
         return ()
     named = _NAMED_GPU.search(name)
-    return (_group(named[0] if named else "amdgcn", Maker.HIP, size, size, "none", "file"),)
+    return (_group(named[0] if named else "amdgcn", GpuMaker.HIP, size, size, "none", "file"),)
 
 
-def _group(label: str, maker: Maker, stored: int, raw: int, compression: str, section: str) -> ImageGroup:
+def _group(label: str, maker: GpuMaker, stored: int, raw: int, compression: str, section: str) -> ImageGroup:
     return ImageGroup(label, None, 1, stored, raw, {compression: 1}, {section: 1}, other=maker.label)
