@@ -172,6 +172,17 @@ def _refusal(command: str, name: str) -> UsageError:
     return UsageError(f"{written} is not for `{command}`: {why}.", instead)
 
 
+def say_elsewhere_chosen(given: ChosenCut, cut: Cut) -> None:
+    """What was not written on the command line, and where it is from."""
+    from torchtailor.catalog.load import USER_FILE
+    from torchtailor.cli.ui import err
+
+    if cut.targets.source != "--gpu":
+        err().print(f"Target {cut.targets}, from {cut.targets.source}.", markup=False)
+    if cut.nvidia and "nvidia" not in given.given:
+        err().print(f"--nvidia, from {USER_FILE}.", markup=False)
+
+
 def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:
     """What became of the code that these libraries no longer have."""
     from torchtailor.core.format import counted, human_bytes

@@ -62,8 +62,7 @@ def command(
         return
     gpus = cut.given.get("gpu", ())
     options = cut_for(gpus, **cut.choices, keep_removed=keep_removed, dry_run=dry_run, processes=jobs)
-    if options.targets.source != "--gpu":
-        err().print(f"Target {options.targets}, from {options.targets.source}.", markup=False)
+    _cut.say_elsewhere_chosen(cut, options)
     with ProgressBar(quiet=json) as bar:
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
