@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 HOOKS = tuple(f"torchtailor/workload/native/{arch}/" for arch in ("x86_64", "aarch64"))
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-TWINE = "twine==6.2.0"
+TWINE = "twine==7.0.0"
 _ELSEWHERE = re.compile(r"(^|/)(tests|build|\.git|\.venv|shared)/")
 
 

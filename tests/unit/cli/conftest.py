@@ -1,0 +1,3 @@
+"""Workflows of `ci` as they are once torchtailor is published."""
+
+from tests.unit.ci.conftest import published as published
