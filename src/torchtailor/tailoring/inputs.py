@@ -291,13 +291,13 @@ def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
 
 
 def _tailor_one(task: TailorTask, options: Cut, progress: Progress | None) -> TailorResult | TailorFailure:
-    artifact = open_artifact(task.source)
-    if what := artifact.never_cut:
-        return TailorFailure(task.source, ImpossibleError(*not_cut(task.source.name, f"is {what}")))
-    if lost := _lost_before(artifact, options):
-        return TailorFailure(task.source, lost)
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     try:
+        artifact = open_artifact(task.source)
+        if what := artifact.never_cut:
+            return TailorFailure(task.source, ImpossibleError(*not_cut(task.source.name, f"is {what}")))
+        if lost := _lost_before(artifact, options):
+            return TailorFailure(task.source, lost)
         return _as_it_was(functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress))
     except EnvironmentProblem:
         raise
