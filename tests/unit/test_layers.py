@@ -29,6 +29,7 @@ FLOORS = (
         "core.documents",
         "core.tables",
     },
+    {"core.origin"},
     {"core.disk", "core.trust", "core.extras", "core.processes", "core.pythons"},
     {"core.store", "core.templates"},
     {"catalog"},

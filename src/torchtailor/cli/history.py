@@ -14,7 +14,7 @@ def command(
         str | None,
         typer.Argument(metavar="VARIANT", help="Only attempts at variants of this name or glob, or their jobs."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many of the last attempts.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many of the last attempts.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     jobs: Annotated[bool, typer.Option("--jobs", help="Jobs of builds on many machines, with their workers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table for a report.")] = False,

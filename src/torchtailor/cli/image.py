@@ -88,8 +88,7 @@ def command(
     from torchtailor.tailoring.image.options import ImageOptions
 
     chosen = cut_for(cut.given.get("gpu", ()), **cut.choices, dry_run=dry_run, processes=jobs)
-    if chosen.targets.source != "--gpu":
-        err().print(f"Target {chosen.targets}, from {chosen.targets.source}.", markup=False)
+    _cut.say_elsewhere_chosen(cut, chosen)
     to_pipe = parse_reference(destination).is_pipe and not dry_run
     if to_pipe and json:
         raise UsageError(

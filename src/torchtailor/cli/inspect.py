@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from torchtailor.verification.inspection.inspection import Droppable, Inspection
 
 
+_LITTLE = 100_000  # bytes of GPU code
+
+
 def command(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH", help="Shared libraries, wheels, folders, environments; images as docker://, oci: and so on."
+            metavar="PATH",
+            help="Shared libraries, wheels, conda packages, folders, environments; images as docker:// or oci:.",
         ),
     ],
     gpu: Annotated[
@@ -60,7 +64,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
 
     with_code = [library for library in inspection.libraries if library.has_code]
     if len(with_code) > 1:
-        out().print(_library_table(inspection, with_code))
+        out().print(_library_table(inspection, with_code, detail=detail))
     for library in with_code if detail or len(with_code) == 1 else ():
         out().print(_architecture_table(library.architectures, title=library.name))
     if len(with_code) > 1:
@@ -71,7 +75,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
         out().print(line, markup=False)
 
 
-def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -> object:
+def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *, detail: bool) -> object:
     from torchtailor.cli.ui import human_bytes, table
     from torchtailor.code.gpucode.fitness import gpu_fit
 
@@ -79,7 +83,10 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
     for device in inspection.devices:
         columns += [f"On {device}", "Saves"]
     rows = []
-    for library in sorted(libraries, key=lambda library: library.stored, reverse=True):
+    ordered = sorted(libraries, key=lambda library: library.stored, reverse=True)
+    small = [library for library in ordered if library.stored < _LITTLE]
+    small = small if len(small) > 1 and not detail else []
+    for library in ordered[: len(ordered) - len(small)]:
         row = [
             library.name,
             human_bytes(library.size),
@@ -93,7 +100,13 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
             row.append("in packs" if in_packs else gpu_fit(library, device, inspection.rules).verdict)
             row.append(human_bytes(inspection.saved(library, device)))
         rows.append(row)
-    return table(columns, rows)
+    if small:
+        sizes = [sum(one.size for one in small), sum(one.stored for one in small), sum(one.raw for one in small)]
+        row = [f"{len(small)} others", *map(human_bytes, sizes), f"{sum(one.images for one in small)}", ""]
+        for device in inspection.devices:
+            row += ["", human_bytes(sum(inspection.saved(one, device) for one in small))]
+        rows.append(row)
+    return table(columns, rows, optional=("Raw", "Images", "Size", "Architectures"), paths=True)
 
 
 def _file_table(files: Sequence[CodeFile]) -> object:
@@ -127,7 +140,7 @@ def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
         ]
         for group in groups
     ]
-    return table(columns, rows, title=title)
+    return table(columns, rows, title=title, optional=("Sections", "Compression"))
 
 
 def _counts(pairs: Iterable[tuple[str, int]]) -> str:
@@ -181,12 +194,12 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
     from torchtailor.cli.ui import human_bytes
     from torchtailor.code.gpucode.fitness import only_ptx
 
-    for gpu in inspection.gpus:
+    for gpu in inspection.gpus if with_code or not inspection.never_cut else ():
         if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
@@ -202,6 +215,16 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
             yield only_ptx(number, str(gpu.capability))
 
 
+def _never_cut(inspection: Inspection) -> Iterable[str]:
+    """What there is of other platforms."""
+    from torchtailor.cli.ui import human_bytes
+    from torchtailor.core.format import counted
+
+    for name, (number, size) in inspection.never_cut.items():
+        noun = counted(number, name, name.replace("library", "libraries") if "library" in name else "")
+        yield f"{noun} with {human_bytes(size)} of GPU code, which is shown here and never cut."
+
+
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
     from torchtailor.cli.ui import human_bytes
     from torchtailor.core.format import counted
@@ -214,11 +237,13 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     size = sum(library.size for library in libraries)
     images = sum(library.images for library in with_code)
     raw = sum(library.raw for library in with_code)
-    noun = "library" if len(libraries) == 1 else "libraries"
-    yield (
-        f"{len(libraries)} {noun} of {human_bytes(size)}; {len(with_code)} with GPU code: "
-        f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
-    )
+    yield from _never_cut(inspection)
+    if libraries or not inspection.files:
+        whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
+        yield (
+            f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "
+            f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
+        )
     if moved := [library for library in with_code if library.moved]:
         containers = counted(sum(library.moved for library in moved), "container")
         where = counted(len(moved), "library", "libraries")

@@ -20,7 +20,7 @@ def command(
         typer.Argument(metavar="GLOB", help="Names, with globs and braces: 'sm{80,90}-*'."),
     ] = None,
     release: Annotated[
-        list[str] | None, typer.Option(help="Only these releases: main, cuda-13_0, 2.15, 2.10.0.")
+        list[str] | None, typer.Option(help="Only these releases: 2.15, 2.10, 2.14.0, cuda-13_0.")
     ] = None,
     gpu: Annotated[list[str] | None, typer.Option(help="Only these GPUs: sm90, 9.0, 'RTX 4090', cpu.")] = None,
     cpu: Annotated[list[str] | None, typer.Option(help="Only these instruction sets: avx2, 'avx512*'.")] = None,

@@ -60,7 +60,8 @@ def write(
     release: Annotated[
         list[str] | None,
         typer.Option(
-            "--release", help="main, cuda-12_9, cuda-13_0 (from wheels also 2.11 to 2.15) or all; may be repeated."
+            "--release",
+            help="2.8, 2.9, 2.10 (main, cuda-12_9, cuda-13_0), from wheels all others too, or all; may be repeated.",
         ),
     ] = None,
     python: Annotated[list[str] | None, typer.Option("--python", help="3.11 to 3.14; may be repeated.")] = None,

@@ -42,7 +42,7 @@ def command(
     into: Annotated[
         Path | None, typer.Option(help="Environment to install into, whose Python is used; default: the active one.")
     ] = None,
-    release: Annotated[list[str] | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
+    release: Annotated[list[str] | None, typer.Option(help="Only this release: 2.15, 2.10, 2.14.0.")] = None,
     via: Annotated[
         str | None,
         typer.Option(

@@ -130,6 +130,8 @@ class _VerifyBar(Progress):
     def reading(self, library: str) -> None:
         if self._plain:
             self._say(f"Reading {library} ...")
+        else:
+            self._bar.reading(library)
 
     def stage(self, what: str) -> None:
         from torchtailor.cli.ui import err

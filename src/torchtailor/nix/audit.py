@@ -102,7 +102,7 @@ def audit(
 def audit_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditReport:
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
     evaluated = sum(recipe.evaluation is not None for recipe in context.recipes)
-    release = context.release.name if context.identified.certain else ""
+    release = context.release.recipe_name if context.identified.certain else ""
     return AuditReport(tree.root, release, len(context.recipes), evaluated, audit_context(context))
 
 

@@ -208,7 +208,7 @@ def plan_migration(
             f"{tree.root} holds recipes from wheels, which are not migrated.",
             "Run `torchtailor recipes write` instead.",
         )
-    wanted = recipe_variants(catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
+    wanted = recipe_variants(catalog, context.release.recipe_name, pythons=context.pythons or (DEFAULT_PYTHON,))
     names = {variant.name: variant for variant in wanted}
     if not replace_pin:
         _refuse_unknown_pin(context, names)
@@ -242,7 +242,7 @@ def plan_migration(
         for name, text in environment_files(catalog, context.pins, wanted).items()
         if tree.pkgs.name == PKGS and not (tree.flox / name).exists()  # they name the recipes in that folder
     }
-    return Migration(tree, context.release.name, tuple(migrated), kept, beside)
+    return Migration(tree, context.release.recipe_name, tuple(migrated), kept, beside)
 
 
 def _refuse_unknown_pin(context: AuditContext, names: Mapping[str, object]) -> None:
@@ -290,7 +290,7 @@ def _migrated(
     for rule in ("variant-impossible", "variant-redundant"):
         if found := next((problem for problem in problems if problem.rule == rule), None):
             return as_(MigrationStatus.DELETED if prune else MigrationStatus.PRUNABLE, f"{rule}: {found.message}")
-    reason = f"release {context.release.name} does not list it" + (f"; {_rules(problems)}" if problems else "")
+    reason = f"release {context.release.recipe_name} does not list it" + (f"; {_rules(problems)}" if problems else "")
     return as_(MigrationStatus.DELETED if prune_unlisted else MigrationStatus.UNLISTED, reason)
 
 

@@ -180,15 +180,15 @@ def environment_files(
             for variant in variants
         ],
     }
-    name = f"pytorch-{release.name}".replace("_", "-").replace(".", "-")
+    name = f"pytorch-{release.recipe_name}".replace("_", "-").replace(".", "-")
     return {
         **library_files(catalog, pins),
         "env.json": f'{{\n  "name": "{name}",\n  "version": 1\n}}\n',
-        "default.nix": stamp(fill("default.nix.j2", shared), f"The recipes of release {release.name}."),
+        "default.nix": stamp(fill("default.nix.j2", shared), f"The recipes of release {release.recipe_name}."),
         "env/manifest.toml": stamp(
-            fill("manifest.toml.j2", shared), f"The build environment of release {release.name}."
+            fill("manifest.toml.j2", shared), f"The build environment of release {release.recipe_name}."
         ),
-        "README.md": stamp(fill("readme.md.j2", shared), f"The recipes of release {release.name}.", MARKDOWN),
+        "README.md": stamp(fill("readme.md.j2", shared), f"The recipes of release {release.recipe_name}.", MARKDOWN),
     }
 
 

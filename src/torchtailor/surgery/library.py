@@ -26,6 +26,7 @@ from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf import FETCH_AGAIN
 from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.code.gpucode.fitness import gpu_fit
+from torchtailor.code.gpucode.foreign import foreign_platform
 from torchtailor.code.gpucode.kernels import kernel_names
 from torchtailor.code.gpucode.policy import KeptCode
 from torchtailor.code.gpucode.report import summarise
@@ -170,6 +171,8 @@ class _Tailoring:
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if not self.code.containers:
+            if foreign := foreign_platform(self.elf):
+                return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
             if not self.removed and not self.options.relr:
                 return self._untouched(LibraryStatus.NO_GPU_CODE)
             check_layout(self.elf)

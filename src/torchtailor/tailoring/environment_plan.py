@@ -32,12 +32,16 @@ def environment_sites(environment: Path | None) -> tuple[Path, ...]:
         paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
         return tuple(Path(path) for path in paths)
     if not environment.exists():
-        raise NoMatchError(f"{environment} does not exist.", "Give the environment's folder: --env .venv")
+        raise NoMatchError(
+            f"{environment} does not exist.",
+            "Name the folder of an environment that is there.",
+        )
     found = open_artifact(environment).site_packages or (environment,)
     sites = tuple(site for site in found if _has_packages(site))
     if not sites:
         raise NoMatchError(
-            f"{environment} holds no installed Python packages.", "Give the environment's folder: --env .venv"
+            f"{environment} holds no installed Python packages.",
+            "Name an environment in which torch is installed.",
         )
     return sites
 

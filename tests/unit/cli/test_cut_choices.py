@@ -42,7 +42,7 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "strip": (["--no-strip"], {"strip": False}),
     "relr": (["--relr"], {"relr": True}),
     "recompress": (["--recompress"], {"recompress": {"level": 19, "driver": None}}),
-    "level": (["--recompress", "--level", "3"], {"recompress": {"level": 3, "driver": None}}),
+    "zstd_level": (["--recompress", "--zstd-level", "3"], {"recompress": {"level": 3, "driver": None}}),
     "split": (["--split"], {"split": True}),
     "workload": (["--workload", "app.trace"], {"workload": USED}),
     "margin": (["--workload", "app.trace", "--margin", "library"], {"workload": {**USED, "margin": "library"}}),
@@ -105,8 +105,8 @@ def test_it_has_its_effect_or_is_refused_with_its_reason(
     if command == "ci" and option == "level":  # it has one of its own
         assert code == ExitCode.USAGE and "--level '3' is not static" in document["error"]
         words = line(command, "recompress", index, image)
-        assert main([*words, "--build-options", "--level 3"]) == ExitCode.OK
-        assert "--recompress --level 3" in json.loads(capsys.readouterr().out)["text"]
+        assert main([*words, "--build-options", "--zstd-level 3"]) == ExitCode.OK
+        assert "--recompress --zstd-level 3" in json.loads(capsys.readouterr().out)["text"]
         return
     if reason := REFUSED.get((command, option)):
         assert code == ExitCode.USAGE

@@ -235,12 +235,12 @@ def test_why(matrix: Matrix) -> None:
             assert "(sm_80 code does from CUDA 13.2 on)" in line
     assert 'cuda = "13.2"' in orin.text.partition("To add it")[2]  # the newest with a wheel that runs
     offered = explain(matrix, "pytorch210-python313-cuda13_0-sm90-avx512")
-    assert [verdict.where for verdict in offered.verdicts] == ["cuda-13_0 (cu130)"]
+    assert [verdict.where for verdict in offered.verdicts] == ["2.10 (cu130)"]
 
 
 def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
     only = explain(matrix, "sm90-avx512", release="cuda-13_0", python="3.12")
-    assert [verdict.where for verdict in only.verdicts] == ["cuda-13_0 (cu130)"]
+    assert [verdict.where for verdict in only.verdicts] == ["2.10 (cu130)"]
     for refused in (
         explain(matrix, "cpu-avx2", release="main", python="3.14"),
         explain(matrix, "pytorch28-python37-cpu-avx2"),

@@ -33,6 +33,7 @@ from torchtailor.building.graph.job import encode_job
 from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
+from torchtailor.core.extras import how_to_add
 
 try:
     import cloudpickle
@@ -41,9 +42,7 @@ try:
     from distributed.worker_memory import parse_memory_limit
 except ImportError as error:
     missing = (error.name or "distributed").partition(".")[0]
-    raise EnvironmentProblem(
-        f"{missing} is not installed, which Dask needs.", "Install it: pip install 'torchtailor[farm]'."
-    ) from error
+    raise EnvironmentProblem(f"{missing} is not installed, which Dask needs.", how_to_add("farm")) from error
 
 _LOOK = 0.5  # seconds between two looks at the workers
 _ANSWER = 30.0  # seconds for a worker to answer before it is asked again

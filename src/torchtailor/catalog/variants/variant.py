@@ -37,8 +37,8 @@ class Variant:
 
     @property
     def release_name(self) -> str:
-        """The release, as commands take it: `2.15`, `cuda-13_0`, `2.10.0`."""
-        return self.release.name_for(self.build)
+        """The release, as commands take it: `2.15`, `2.10`, `2.14.0`."""
+        return self.release.name
 
     @property
     def name(self) -> str:

@@ -47,6 +47,7 @@ def _console(*, stderr: bool) -> Console:
     return CleanConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
 
+_SHORTEST = 24  # letters of a path that are shown in any window
 _printed = 0
 
 
@@ -99,8 +100,10 @@ def table(
     *,
     title: str | None = None,
     optional: Sequence[str] = (),
+    paths: bool = False,
 ) -> Table:
-    """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first."""
+    """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first, and
+    of `paths` in its first column the ends are shown."""
     drawn = _table(columns, rows, title)
     for name in optional:
         if _width(drawn).maximum <= out().width:
@@ -108,7 +111,19 @@ def table(
         kept = [index for index, column in enumerate(columns) if column != name]
         columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
         drawn = _table(columns, rows, title)
+    if paths and rows and (over := _width(drawn).maximum - out().width) > 0:
+        longest = max(len(str(row[0])) for row in rows)
+        rows = [[_end_of(str(row[0]), max(longest - over, _SHORTEST)), *row[1:]] for row in rows]
+        drawn = _table(columns, rows, title)
     return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
+
+
+def _end_of(path: str, room: int) -> str:
+    """A path, or as much of its end as there is room for: whole parts of it if they fit."""
+    if len(path) <= room:
+        return path
+    end = path[len(path) - room + 1 :]
+    return f"…{end[end.index('/') :]}" if "/" in end[:-1] else f"…{end}"
 
 
 def _width(drawn: Table) -> Measurement:
@@ -139,8 +154,8 @@ def _table(
     return drawn
 
 
-def progress(*, quiet: bool = False) -> Progress:
-    """A progress display on stderr; draws nothing where stderr is not a terminal."""
+def progress(*, quiet: bool = False, threads: bool = True) -> Progress:
+    """A progress display on stderr, of a terminal only; without threads its owner draws it."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return Progress(
@@ -149,6 +164,7 @@ def progress(*, quiet: bool = False) -> Progress:
         TaskProgressColumn(),
         TimeRemainingColumn(),
         console=err(),
+        auto_refresh=threads,
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )

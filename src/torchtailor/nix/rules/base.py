@@ -56,7 +56,7 @@ class AuditContext:
     @cached_property
     def listed(self) -> frozenset[str]:
         """The names of the release's matrix, for every Python."""
-        return frozenset(variant.name for variant in self.matrix.variants(self.release.name, "all"))
+        return frozenset(variant.name for variant in self.matrix.variants(self.release.recipe_name, "all"))
 
     @cached_property
     def from_wheels(self) -> bool:
@@ -66,7 +66,7 @@ class AuditContext:
     @cached_property
     def spark(self) -> frozenset[str]:
         """What `recipes write --spark` adds to a tree of this release."""
-        return spark_names(self.pins) if self.pins.file.spark.release == self.release.name else frozenset()
+        return spark_names(self.pins) if self.pins.file.spark.release == self.release.recipe_name else frozenset()
 
     @cached_property
     def pythons(self) -> tuple[str, ...]:

@@ -158,10 +158,10 @@ def overlay_torch(recipe: Recipe, variant: Variant, context: AuditContext) -> It
     if recipe.upgrade and recipe.upgrade.text != wanted:
         yield (
             recipe.upgrade.number,
-            f"torch is set to {recipe.upgrade.text}; release {context.release.name} is {wanted}",
+            f"torch is set to {recipe.upgrade.text}; release {context.release.recipe_name} is {wanted}",
         )
     elif not recipe.upgrade and (pin := context.pin_of(recipe)) and pin.torch != wanted:
-        yield 1, f"torch is nixpkgs' {pin.torch}; release {context.release.name} is {wanted}"
+        yield 1, f"torch is nixpkgs' {pin.torch}; release {context.release.recipe_name} is {wanted}"
 
 
 @variant_rule(

@@ -44,7 +44,7 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         variant
         for python in context.pythons or (DEFAULT_PYTHON,)
         for variant in recipe_variants(
-            context.catalog, context.release.name, (selection or {}).get(python, ()), [python]
+            context.catalog, context.release.recipe_name, (selection or {}).get(python, ()), [python]
         )
     ]
     missing = [variant for variant in wanted if variant.name not in context.names]
@@ -59,14 +59,14 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         yield (
             context.tree.pkgs,
             1,
-            f"release {context.release.name} has {len(missing)} variants without a recipe in this tree: {names}",
+            f"release {context.release.recipe_name} has {len(missing)} variants without a recipe in this tree: {names}",
         )
         return
     for variant in missing:
         yield (
             context.tree.pkgs / f"{variant.name}.nix",
             1,
-            f"release {context.release.name} has this variant, the tree has no recipe for it",
+            f"release {context.release.recipe_name} has this variant, the tree has no recipe for it",
         )
 
 
@@ -108,7 +108,10 @@ def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
     if context.matrix.why_impossible(recipe.variant):
         return
     if name.base not in context.listed:
-        yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} for this CUDA version"
+        yield (
+            1,
+            f"release {context.release.recipe_name} does not list {recipe.variant.short_name} for this CUDA version",
+        )
 
 
 @recipe_rule(

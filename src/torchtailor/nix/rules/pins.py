@@ -29,9 +29,10 @@ def pin_wrong(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]
         return
     for pin in recipe.pins:
         if not context.pin.rev.startswith(pin.rev) and context.pins.find_nixpkgs(pin.rev):
+            written = context.release.recipe_name
             yield (
                 pin.line,
-                f"nixpkgs is pinned to {pin.rev[:12]}; release {context.release.name} has {context.pin.rev[:12]}",
+                f"nixpkgs is pinned to {pin.rev[:12]}; release {written} has {context.pin.rev[:12]}",
             )
 
 

@@ -32,6 +32,7 @@ from torchtailor.catalog.variants import Variant
 from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.select import is_glob, unmatched
 from torchtailor.catalog.versions import python_key
+from torchtailor.core import origin, version
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.store import check_store
 from torchtailor.core.urls import redact
@@ -228,7 +229,7 @@ class CiPlan:
         found = [f"{name} matches no variant." for name in self.unmatched]
         found += [f"Add {what} to it yourself." for what in self.by_hand]
         found += self._cluster_warnings()
-        if not self.options.package and not _from_index():
+        if version.PUBLISHED and not self.options.package and not _from_index():
             found.append(
                 f"Its jobs install torchtailor {__version__} from the package index, and this one is not "
                 "from there: name another with --package, such as git+URL@TAG or a folder of the repository."
@@ -314,7 +315,7 @@ class CiPlan:
         extras |= {"publish"} if self.options.publish else set()
         if self.package_path:
             return f"{self.options.package}[{','.join(sorted(extras))}]"
-        return _with_extras(self.options.package or f"torchtailor=={__version__}", extras)
+        return _with_extras(self.options.package or origin.pinned(), extras)
 
     @property
     def package_path(self) -> str:
@@ -436,6 +437,11 @@ def _check(system: CiSystem, options: CiOptions) -> None:
             )
     if not _BRANCH.fullmatch(options.branch):
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
+    if not options.package and not origin.pinned():
+        raise UsageError(
+            "torchtailor is not on the package index yet, and the repository of this one is not known.",
+            "Say what the jobs install: --package git+https://HOST/NAME@COMMIT, or a folder of your repository.",
+        )
     if set(options.package) & set(" ;"):
         raise UsageError(
             f"--package {options.package!r} is not installable by pip: it has a space or a semicolon.", _PACKAGES
