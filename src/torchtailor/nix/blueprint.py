@@ -140,7 +140,9 @@ class Blueprint:
     def story(self) -> tuple[str, ...]:
         """The comments at the top of its file, below the first line."""
         pin = self.kept.nixpkgs
-        own = (f"nixpkgs: {pin[:12]}, kept from the recipe that this was; torchtailor has not checked it",) if pin else ()
+        own = (
+            (f"nixpkgs: {pin[:12]}, kept from the recipe that this was; torchtailor has not checked it",) if pin else ()
+        )
         return (*self.long_description, *own, *(("", *self.kept.comments) if self.kept.comments else ()))
 
     @property

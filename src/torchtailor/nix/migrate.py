@@ -287,7 +287,7 @@ def _own_pins(context: AuditContext, names: Mapping[str, object]) -> Mapping[str
     return {
         recipe.name: recipe.pins[0]
         for recipe in context.recipes
-        if recipe.name in names and recipe.origin is FileOrigin.FOREIGN and recipe.pins
+        if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.pins
         if context.pins.find_nixpkgs(recipe.pins[0].rev) is None
     }
 
@@ -342,9 +342,7 @@ def _rules(problems: list[AuditFinding]) -> str:
     return ", ".join(dict.fromkeys(problem.rule for problem in problems))
 
 
-def _worth_keeping(
-    recipe: Recipe, context: AuditContext, problems: list[AuditFinding], pin: PinUse | None
-) -> KeptRow:
+def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFinding], pin: PinUse | None) -> KeptRow:
     """What is unique to a hand-written recipe: correct descriptions, comments, flags and exports, its own pin, and a
     list of the rest."""
     wrong = {problem.line: problem.rule for problem in problems}
@@ -379,9 +377,10 @@ def _worth_keeping(
     ]
     if not recipe.pins:
         lost.append(f"nixpkgs: not pinned to a revision, now {rev}")
-    comments = []
+    foreign = recipe.origin is FileOrigin.FOREIGN
+    comments = [] if foreign else list(context.pins.kept.get(recipe.name, KeptRow()).comments)
     claims = {line: rule for line, rule in wrong.items() if rule.startswith(("claim-", "driver-"))}
-    for line in recipe.source.head_comments if recipe.origin is FileOrigin.FOREIGN else ():
+    for line in recipe.source.head_comments if foreign else ():
         if line.number in claims:
             lost.append(f"line {line.number}: the comment {line.text!r} ({claims[line.number]})")
         else:

@@ -293,9 +293,8 @@ def kept_text(kept: Mapping[str, KeptRow]) -> str:
     tables = []
     for name, row in sorted(kept.items()):
         lines = [f"[{json.dumps(name)}]"]
-        for key in ("description", "nixpkgs", "nixpkgs_sha256"):
-            if value := getattr(row, key):
-                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        texts = {key: getattr(row, key) for key in ("description", "nixpkgs", "nixpkgs_sha256")}
+        lines += [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in texts.items() if text]
         for key in ("long_description", "cpu_flags", "comments", "not_carried"):
             if values := getattr(row, key):
                 lines.append(f"{key} = [")

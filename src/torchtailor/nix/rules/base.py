@@ -93,7 +93,9 @@ class AuditContext:
         raise NoMatchError(
             f"{root} {'is nixpkgs itself' if torch.is_dir() else 'holds Nix files'}, but no recipes of PyTorch: "
             "none is named as a variant, overrides torch or fetches a nixpkgs.",
-            f"Its package of torch can be checked: {torch}." if torch.is_dir() else "Give a folder that has .flox/pkgs.",
+            f"Its package of torch can be checked: {torch}."
+            if torch.is_dir()
+            else "Give a folder that has .flox/pkgs.",
         )
 
     def require_all_read(self) -> None:

@@ -125,7 +125,7 @@ def capability_list(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int
 @recipe_rule(
     "capability-missing",
     Severity.NOTE,
-    "a package of torch whose list of compute capabilities lacks GPUs: it is not compiled for them by `cudaCapabilities`",
+    "a package of torch whose list of compute capabilities lacks GPUs: `cudaCapabilities` does not compile for them",
     "Override it with `gpuTargets`, as `torchtailor recipes write` does, or add them to the list.",
 )
 def capability_missing(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:

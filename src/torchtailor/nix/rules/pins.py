@@ -115,7 +115,7 @@ def hash_placeholder(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
         if not name.rpartition(".")[2].startswith("fetch") or name.endswith(_BUILTIN_FETCHERS):
             continue
         bindings = {binding.name: binding for binding in recipe.source.inside(argument)}
-        if not bindings or _INHERITS_HASH.search(recipe.source.code(argument)):  # its arguments are elsewhere
+        if not bindings or _INHERITS_HASH.search(recipe.source.raw(argument)):  # its arguments are elsewhere
             continue
         given = bindings.get("hash") or bindings.get("sha256")
         value = recipe.source.value(given.node) if given else ""
