@@ -159,7 +159,7 @@ def migrate(
         bool, typer.Option("--prune-unlisted", help="Delete recipes that the release's matrix does not have.")
     ] = False,
     replace_pin: Annotated[
-        bool, typer.Option("--replace-pin", help="Replace a nixpkgs revision that the catalog does not know.")
+        bool, typer.Option("--replace-pin", help="Replace nixpkgs revisions that the catalog does not know.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff/--no-diff", help="Show what changes in each recipe.")] = True,
     release: OneRelease = None,

@@ -79,8 +79,10 @@ def patches_dropped(recipe: Recipe, variant: Variant, context: AuditContext) -> 
 @variant_rule(
     "toolkit-stub",
     Severity.ERROR,
-    "nixpkgs' patches dropped without a replacement for FindCUDAToolkit.cmake, which PyTorch installs",
+    "nixpkgs' patches dropped without a replacement for FindCUDAToolkit.cmake, which PyTorch installs; at an unknown "
+    "pin, whose patches may be others, a note",
     "Write a cmake/Modules/FindCUDAToolkit.cmake in postPatch that includes CMake's own module.",
+    note_if=lambda recipe, context: not context.knows_pins(recipe),
 )
 def toolkit_stub(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     if variant.gpu is None or not recipe.cleared_patches:

@@ -26,7 +26,7 @@ _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
     "Give the release with --release.",
 )
 def release_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    if not context.identified.certain and context.recipes:
+    if not context.identified.certain and context.recipes and not context.package:
         yield context.recipes[0].path, 1, f"the release of this tree is not certain: {context.identified.doubt}"
 
 
@@ -121,7 +121,7 @@ def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
     "Move it elsewhere, or rename it to a variant's name.",
 )
 def file_unknown(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.name in context.spark or (recipe.name == TOOL and context.from_wheels):
+    if recipe.name in context.spark or (recipe.name == TOOL and context.from_wheels) or context.package:
         return
     if recipe.recipe_name is None:
         yield 1, "the file name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
