@@ -368,15 +368,21 @@ class RemoteStore:
         """No more than any page or record has: who writes there may have put anything there."""
         try:
             content: bytes = self._system.cat_file(self._at(path), start=0, end=Limit.PAGE + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             raise
         except Exception:  # some refuse a range of an empty file
-            if self._system.info(self._at(path)).get("size") != 0:
+            if not self._is_empty(path):
                 raise
             return b""
         if len(content) > Limit.PAGE:
             raise BadInputError(f"{path} in the store {self.shown} is larger than {Limit.PAGE >> 20} MB.", _REMOVE)
         return content
+
+    def _is_empty(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            facts = self._system.info(self._at(path))
+            return bool(facts.get("type") == "file" and facts.get("size") == 0)
+        return False
 
     def exists(self, path: str) -> bool:
         return bool(self._explained("read", lambda: self._system.exists(self._at(path))))
