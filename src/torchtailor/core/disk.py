@@ -25,7 +25,7 @@ from typing import IO, BinaryIO
 
 import platformdirs
 
-from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, UsageError
 
 CACHE_VARIABLE = "TORCHTAILOR_CACHE"
 STATE_VARIABLE = "TORCHTAILOR_STATE"
@@ -285,6 +285,15 @@ def plain_file(path: Path, *, follow: bool = False) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """The same as a file of Python's, by whatever links; a pipe, device or folder is a BadInputError."""
+    try:
+        with plain_file(path, follow=True) as descriptor:
+            return os.fdopen(os.dup(descriptor), "rb")
+    except DamagedFileError as error:
+        raise BadInputError(f"{path} is not a plain file.", "Check that it is the right file.") from error
 
 
 def write_at(fd: int, at: int, data: bytes) -> int:

@@ -243,7 +243,7 @@ class FolderStore:
 
     def files(self, folder: str) -> Iterator[StoredFile]:
         try:
-            top = self._folder(folder)
+            top = self._real_folder(folder)
         except FileNotFoundError:
             return
         for path in sorted(top.rglob("*")):
@@ -300,9 +300,9 @@ class FolderStore:
 
     def _place(self, path: str, *, make: bool = False) -> Path:
         folder, _, name = path.rpartition("/")
-        return self._folder(folder, make=make) / name
+        return self._real_folder(folder, make=make) / name
 
-    def _folder(self, path: str, *, make: bool = False) -> Path:
+    def _real_folder(self, path: str, *, make: bool = False) -> Path:
         """A folder of the store, which no link leads out of; with `make`, what is there instead of one is damage, and
         goes. Only the first one may be on another disk, by a link that this user or root has made."""
         folder = self.root
