@@ -112,7 +112,7 @@ def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Ite
         hint = f"{unchanged} Choose another place or run it as its owner."
         if error.errno in _FULL:
             raise EnvironmentProblem(
-                f"The disk is full: {folder} has no room for the output.",
+                f"The disk is full: {_known_place(folder)} has no room for the output.",
                 f"{unchanged} Free some space and run it again.",
             ) from error
         if error.errno == errno.EROFS:
