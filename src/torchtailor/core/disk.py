@@ -25,7 +25,7 @@ from typing import IO, BinaryIO
 
 import platformdirs
 
-from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, UsageError
 
 CACHE_VARIABLE = "TORCHTAILOR_CACHE"
 STATE_VARIABLE = "TORCHTAILOR_STATE"
@@ -112,7 +112,7 @@ def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Ite
         hint = f"{unchanged} Choose another place or run it as its owner."
         if error.errno in _FULL:
             raise EnvironmentProblem(
-                f"The disk is full: {folder} has no room for the output.",
+                f"The disk is full: {_known_place(folder)} has no room for the output.",
                 f"{unchanged} Free some space and run it again.",
             ) from error
         if error.errno == errno.EROFS:
@@ -285,6 +285,15 @@ def plain_file(path: Path, *, follow: bool = False) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """The same as a file of Python's, by whatever links; a pipe, device or folder is a BadInputError."""
+    try:
+        with plain_file(path, follow=True) as descriptor:
+            return os.fdopen(os.dup(descriptor), "rb")
+    except DamagedFileError as error:
+        raise BadInputError(f"{path} is not a plain file.", "Check that it is the right file.") from error
 
 
 def write_at(fd: int, at: int, data: bytes) -> int:

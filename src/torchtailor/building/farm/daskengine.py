@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from torchtailor.building.farm import fingerprint
-from torchtailor.building.farm.address import unprotected
+from torchtailor.building.farm.address import has_tls, unprotected
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
 from torchtailor.building.farm.store import open_farm_store
@@ -202,8 +202,14 @@ class DaskEngine:
 
     @property
     def warning(self) -> str:
-        """What anybody can do to a cluster without TLS."""
-        return unprotected(self._address)
+        """What anybody can do to a cluster without TLS; by the loopback, one is reached that others reach too."""
+        if not self._address or has_tls(self._address):
+            return ""
+        try:
+            listens = str(self._client.sync(self._client.scheduler.identity, n_workers=0)["address"])
+        except Exception as error:
+            raise SchedulerLostError(self._address) from error
+        return unprotected(self._address) or unprotected(listens)
 
     # Jobs
 
