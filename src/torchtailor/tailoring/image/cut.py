@@ -77,6 +77,7 @@ class ImageCutter:
     progress: Progress
     staging: Path
     base: str = ""  # the name of the stock image, where others can find it too
+    goal: str = ""  # the new one's, without where it lies on this machine
 
     def cut(self, document: Document, platform: str | None = None) -> CutImage:
         """Cut the image of a manifest, if it is for this platform, and send all of it but the manifest."""
@@ -160,10 +161,9 @@ class _OneImage:
         return CutImage(document, result, lambda cut: self._attested(cut, result))
 
     def _attested(self, cut: Descriptor, result: ImageResult) -> tuple[Statement, ...]:
-        name = self.cutter.target.name
-        stock = self.manifest.document.descriptor
+        name, stock = self.cutter.goal, self.manifest.document.descriptor
         return (
-            provenance_of(name, cut, self.where, stock, result, self.options),
+            provenance_of(name, cut, self.cutter.base, stock, result, self.options),
             bill_of(name, cut, self.packages, result, self.paths_left_out),
         )
 

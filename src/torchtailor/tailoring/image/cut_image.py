@@ -88,7 +88,8 @@ def cut_image(
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
         base = str(replace(origin.image, digest=None)) if origin.image and origin.path is None else ""
-        cutter = ImageCutter(image, target, place, options, progress, staging, base)
+        named = str(goal.image) if goal.image and goal.path is None else goal.ref or "image"
+        cutter = ImageCutter(image, target, place, options, progress, staging, base, named)
         run = _NamedImages(image, target, place, cutter)
         root = run.fitting(run.cut(image.root(), platform))
         if place is not None:

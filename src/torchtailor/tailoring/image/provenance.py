@@ -32,7 +32,9 @@ _BUILD_TYPE = "pkg:pypi/torchtailor#docs/image.md"
 def provenance_of(
     name: str, cut: Descriptor, source: str, stock: Descriptor, result: ImageResult, options: ImageOptions
 ) -> Statement:
-    """From which image a cut one was made, with which options, and what was removed."""
+    """From which image a cut one was made, with which options, and what was removed; `source` is its name in a
+    registry, or empty."""
+    named = {"name": source} if source else {}
     libraries = [
         {**library_json(one.result), "path": printable(one.result.path), "layer": one.layer} for one in result.changed
     ]
@@ -51,14 +53,14 @@ def provenance_of(
             "buildDefinition": {
                 "buildType": _BUILD_TYPE,
                 "externalParameters": {
-                    "source": source,
+                    **({"source": source} if source else {}),
                     "platform": result.platform,
                     "gpus": [str(gpu) for gpu in options.cut.targets.devices],
                     "command": options.line(),
                     "options": options.to_json(),
                 },
                 "resolvedDependencies": [
-                    {"name": source, "mediaType": stock.media_type, "digest": {stock.algorithm: stock.hex}}
+                    {**named, "mediaType": stock.media_type, "digest": {stock.algorithm: stock.hex}}
                 ],
             },
             "runDetails": {
