@@ -16,7 +16,7 @@ import urllib3
 
 from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.trust import whole_number
-from torchtailor.fetch.client import Answer, StatusError, UnreachableError, wait_before, worth_retrying
+from torchtailor.fetch.client import Answer, StatusError, UnreachableError, read_pieces, wait_before, worth_retrying
 from torchtailor.oci.descriptor import Descriptor, MediaType
 from torchtailor.oci.imagespec import digest_of
 from torchtailor.oci.manifests import (
@@ -158,7 +158,7 @@ class RegistrySource:
                 raise UnreachableError(
                     f"{self._server.name} sent another part of a blob than it was asked for.", _AGAIN
                 )
-            for piece in response.stream(PIECE, decode_content=False):
+            for piece in read_pieces(response, f"{short(descriptor)} of {self._server.name}"):
                 rest = piece[skip:]
                 skip = max(0, skip - len(piece))
                 if rest:
