@@ -61,7 +61,12 @@ class GitHubRun:
             artifacts = self._shell.root / "artifacts"
             match step["uses"].partition("@")[0]:
                 case "actions/upload-artifact":
-                    shutil.copytree(place / given["path"], artifacts / given["name"])
+                    folder, *without = given["path"].split()
+                    kept = artifacts / given["name"]
+                    shutil.copytree(place / folder, kept)
+                    for pattern in without:
+                        for file in kept.glob(pattern.removeprefix(f"!{folder}/")):
+                            file.unlink()
                 case "actions/download-artifact":
                     source = artifacts / given["name"] if "name" in given else artifacts
                     shutil.copytree(source, place / given["path"])
