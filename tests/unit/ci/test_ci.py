@@ -143,15 +143,11 @@ def test_jobs_log_in_without_keys(option: str, where: str, capsys: pytest.Captur
 
 
 def test_artifacts_hold_no_stock_wheels_of_nvidia(capsys: pytest.CaptureFixture[str]) -> None:
+    """Left out where they were built, and fetched where they are needed; the test of the steps runs both."""
     for system in CiSystem:
         assert main(["ci", system.value, "sm90-avx2", "-n", "--publish", "s3://b/torch"]) == 0
-        workflow = load(capsys.readouterr().out)
-        if system is CiSystem.GITHUB:
-            upload = workflow["jobs"]["build"]["steps"][-1]
-            assert upload["with"]["path"].split() == ["dist", "!dist/*/wheels/nvidia_*.whl"]
-        else:
-            assert workflow[".build"]["artifacts"]["exclude"] == ["dist/*/wheels/nvidia_*.whl"]
-        assert sum("#sha256=" in text for text in scripts(system, workflow)) == 1
+        lines = scripts(system, load(capsys.readouterr().out))
+        assert sum("path.unlink()" in text for text in lines) == sum("#sha256=" in text for text in lines) == 1
 
 
 FARMS = """

@@ -333,11 +333,6 @@ class CiPlan:
         return {name: value for row in self.logins(publishes=publishes) for name, value in row.settings.items()}
 
     @property
-    def leaves_out(self) -> str:
-        """What artifacts do not hold: wheels of NVIDIA's as they are on the index, which is where jobs take them."""
-        return "dist/*/wheels/nvidia_*.whl" if self.hands_files else ""
-
-    @property
     def requirement(self) -> str:
         """What pip installs: torchtailor with the extras that the jobs need."""
         extras = set(self.needs.extras)
