@@ -26,7 +26,7 @@ PROVENANCE = "https://slsa.dev/provenance/v1"
 BILL = "https://cyclonedx.org/bom"
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _TOOL = f"pkg:pypi/torchtailor@{__version__}"
-_BUILD_TYPE = "pkg:pypi/torchtailor#docs/image.md"
+_BUILD_TYPE = "pkg:pypi/torchtailor#image"
 
 
 def provenance_of(
