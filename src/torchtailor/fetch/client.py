@@ -7,6 +7,7 @@ import math
 import netrc
 import os
 import random
+import re
 import ssl
 import threading
 import time
@@ -343,6 +344,27 @@ def read_pieces(response: urllib3.BaseHTTPResponse, shown: str) -> Iterator[byte
 def is_slow(error: NetworkError) -> bool:
     """Whether the server sent next to nothing, and not even broke off."""
     return isinstance(error, TooSlowError) or isinstance(error.__cause__, urllib3.exceptions.TimeoutError)
+
+
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)(?:/(?:([0-9]{1,18})|\*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """Which bytes of a file a response has, the last one included, and the size of the file, as far as it says so."""
+
+    first: int | None = None
+    last: int | None = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> ContentRange:
+        found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+        return cls(*(int(part) if part else None for part in found.groups())) if found else cls()
+
+    @classmethod
+    def part(cls, start: int, end: int, size: int) -> ContentRange:
+        return cls(start, end - 1, size)
 
 
 def worth_retrying(error: NetworkError) -> bool:
