@@ -57,7 +57,9 @@ def command(
     platform: Annotated[
         str | None,
         typer.Option(
-            metavar="OS/ARCH", help="Only this image of an index, such as linux/arm64.", rich_help_panel=_PLACES
+            metavar="OS/ARCH",
+            help="Only this image of an index, such as linux/arm64; all, which is the default, cuts each.",
+            rich_help_panel=_PLACES,
         ),
     ] = None,
     insecure: Annotated[
@@ -69,6 +71,14 @@ def command(
         typer.Option(
             "--publish-nvidia",
             help="Push NVIDIA's cut libraries to a registry that is not local.",
+            rich_help_panel=_PLACES,
+        ),
+    ] = False,
+    attest: Annotated[
+        bool,
+        typer.Option(
+            "--attest",
+            help="Attach how it was cut (SLSA provenance) and what is in it (CycloneDX).",
             rich_help_panel=_PLACES,
         ),
     ] = False,
@@ -98,7 +108,7 @@ def command(
     if html:
         check_output(html)
     packing = LayerCompression(compress.value) if compress else None
-    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia)
+    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia, attest)
     with ProgressBar(quiet=json) as bar:
         report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:
@@ -130,8 +140,6 @@ def _print(report: ImageReport, console: Console) -> None:
         return
     what = "" if report.differs else ", the same image: there was nothing to cut"
     console.print(f"{report.destination} is {report.digest}{what} ({took}).", markup=False)
-    if report.differs:
-        console.print("Signatures of the stock image do not hold for it: sign it again where that is required.")
 
 
 def _print_tables(image: ImageResult, console: Console) -> None:

@@ -143,6 +143,24 @@ def check_replaceable(path: Path) -> None:
         )
 
 
+_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS of linux/fs.h
+_FIXED = 0x10 | 0x20  # immutable, append only
+
+
+def why_fixed(path: Path) -> str:
+    """Why a file cannot be replaced, whatever its mode; empty where it can."""
+    for one in (path, path.parent):
+        with suppress(OSError):  # not there, or a file system without flags
+            descriptor = os.open(one, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                flags = fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))
+            finally:
+                os.close(descriptor)
+            if int.from_bytes(flags[:4], "little") & _FIXED:
+                return f"{one} is immutable (chattr)"
+    return "" if os.access(path.parent, os.W_OK | os.X_OK) else f"{path.parent} cannot be written to"
+
+
 def _is_stream(path: Path) -> bool:
     """Whether a name is written to, not replaced: a device, a pipe, or one of the kernel's."""
     return path.exists() and not path.is_dir() and (not path.is_file() or _is_special(path))

@@ -21,13 +21,22 @@ from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkEr
 from torchtailor.core.progress import Progress
 from torchtailor.core.trust import Limit, is_sha256, read_limited
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, ContentRange, UnreachableError, wait_before, worker_threads, worth_retrying
+from torchtailor.fetch.client import (
+    Client,
+    ContentRange,
+    UnreachableError,
+    is_slow,
+    read_pieces,
+    wait_before,
+    worker_threads,
+    worth_retrying,
+)
 from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 20
 PARALLEL = 6
+_FRUITFUL = 1 << 20  # bytes that a slow attempt must bring for others to follow without an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,7 @@ class Downloader:
         return self._cache.locate(sha256, file.filename) if sha256 else None
 
     def _download(self, file: WheelAddress, part: Path, progress: Progress) -> Fetched:
-        """Retry until the file is whole; attempts that bring no bytes are counted, any progress resets the count."""
+        """Retry until the file is whole; attempts that bring no bytes are counted, and slow ones with few."""
         _log.info("downloading %s, %s of %s bytes are here", file.shown, part.stat().st_size, file.size or "?")
         progress.started(file.filename, file.size, part.stat().st_size)
         received = fruitless = 0
@@ -155,7 +164,8 @@ class Downloader:
             except NetworkError as error:
                 if self._stop.is_set():
                     raise _Stopped from error
-                fruitless = 0 if part.stat().st_size > before else fruitless + 1
+                enough = _FRUITFUL if is_slow(error) else 1
+                fruitless = 0 if part.stat().st_size - before >= enough else fruitless + 1
                 if not worth_retrying(error) or fruitless > self._client.settings.retries:
                     raise
                 self._pause(wait_before(fruitless, error))
@@ -200,7 +210,7 @@ class Downloader:
     def _copy(self, file: WheelAddress, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: Progress) -> int:
         received = 0
         try:
-            for chunk in response.stream(_CHUNK, decode_content=False):
+            for chunk in read_pieces(response, file.shown):
                 if self._stop.is_set():
                     raise _Stopped
                 out.write(chunk)

@@ -43,7 +43,7 @@ def dripping(seconds: float) -> Iterator[str]:
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 100000\r\n\r\n")
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100000\r\n\r\n")
                 while not stop.wait(seconds):
                     try:
                         connection.sendall(b" ")

@@ -39,7 +39,7 @@ from torchtailor.core.urls import redact
 from torchtailor.core.version import __version__
 from torchtailor.nix.write import recipe_releases
 from torchtailor.publish.ci.cron import cron_problem
-from torchtailor.publish.ci.tables import SchemeRow, SystemRow, ci_tables
+from torchtailor.publish.ci.tables import OidcRow, SchemeRow, SystemRow, ci_tables
 
 _OLDEST_PYTHON = "3.11"  # that torchtailor runs on
 # A login that is a secret: any of http, and of other schemes one with a password; git@ of ssh is none.
@@ -63,6 +63,13 @@ class CiDivision(StrEnum):
     GPU = "gpu"
     ARCHITECTURE = "architecture"
     ALL = "all"
+
+
+class CiLogin(StrEnum):
+    """How jobs log in to stores and indexes."""
+
+    OIDC = "oidc"
+    KEYS = "keys"
 
 
 class CiLevel(StrEnum):
@@ -98,6 +105,7 @@ class CiOptions:
     branch: str = ""  # that is published; the usual one where none is given
     minutes: int | None = None
     package: str = ""
+    login: CiLogin = CiLogin.OIDC
 
 
 @dataclass(frozen=True)
@@ -219,7 +227,7 @@ class CiPlan:
         for one in dict.fromkeys(map(_scheme, (self.store, self.options.publish))):
             if one not in ("", "file", *schemes):
                 found.append(f"the fsspec plug-in and the credentials of {one}://")
-            elif one in schemes and not schemes[one].secrets:
+            elif one in schemes and not schemes[one].secrets and not self._oidc(schemes[one]):
                 found.append(f"the credentials of {one}://")
         return tuple(found)
 
@@ -293,9 +301,23 @@ class CiPlan:
         given = (self.store, self.options.publish if publishes else "")
         return tuple(known[scheme] for scheme in dict.fromkeys(map(_scheme, given)) if scheme in known)
 
+    def _oidc(self, row: SchemeRow) -> OidcRow | None:
+        """The login without a secret, if there is one on this system and it was not refused."""
+        known = row.oidc if self.options.login is CiLogin.OIDC else None
+        return known if known and (self.system is CiSystem.GITHUB or known.audience) else None
+
+    def logins(self, *, publishes: bool) -> tuple[OidcRow, ...]:
+        """The logins of a job by its identity; that of the index is for the job that publishes alone."""
+        return tuple(found for row in self._schemes(publishes=publishes) if (found := self._oidc(row)))
+
+    @property
+    def oidc_variables(self) -> tuple[str, ...]:
+        """What the project has to say for these logins; no secrets."""
+        return _joined(row.variables for row in self.logins(publishes=True))
+
     def secrets(self, *, publishes: bool) -> tuple[str, ...]:
         """The secrets of a job; those of the index are for the job that publishes alone."""
-        return _joined(row.secrets for row in self._schemes(publishes=publishes))
+        return _joined(row.secrets for row in self._schemes(publishes=publishes) if not self._oidc(row))
 
     @property
     def publish_secrets(self) -> tuple[str, ...]:
@@ -306,6 +328,10 @@ class CiPlan:
         """The variables of a job, addresses and no secrets, with what they are where they are not set."""
         rows = self._schemes(publishes=publishes)
         return {name: value for row in rows for name, value in row.variables.items()}
+
+    def settings(self, *, publishes: bool) -> Mapping[str, str]:
+        """What the plug-ins need beside a login by identity."""
+        return {name: value for row in self.logins(publishes=publishes) for name, value in row.settings.items()}
 
     @property
     def requirement(self) -> str:

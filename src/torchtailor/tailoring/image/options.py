@@ -17,6 +17,7 @@ class ImageOptions:
     squash_shadowed: bool = False
     compression: LayerCompression | None = None  # of the layers that change; None: as it was
     publish_nvidia: bool = False
+    attest: bool = False  # attach how it was cut, and what is in it
 
     def line(self) -> str:
         """What history says: the options that decide the bytes."""
