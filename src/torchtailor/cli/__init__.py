@@ -31,7 +31,9 @@ COMMANDS: dict[str, Command] = {
     "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels, environments and images."),
     "diff": Command("diff", "Show where two artifacts or releases differ in size, and why; fail over a budget."),
-    "sizes": Command("sizes", "Show where the bytes of an artifact are, or how a project grew from release to release."),
+    "sizes": Command(
+        "sizes", "Show where the bytes of an artifact are, or how a project grew from release to release."
+    ),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "image": Command("image", "Cut a container image for given GPUs: from a registry, an OCI layout or an archive."),
     "record": Command("record", "Run a program and note which GPU code it loads, and which files it opens."),

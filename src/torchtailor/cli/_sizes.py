@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from torchtailor.fetch.finder import Finder
     from torchtailor.fetch.target import Target
-    from torchtailor.verification.sizes.measure import Sizes, Wanted
+    from torchtailor.verification.inspection.measure import Sizes, Wanted
 
 
 @dataclass(frozen=True)
-class Sources:
+class SizeSources:
     """Where to look for what is measured."""
 
     python: str | None = None
@@ -35,15 +35,13 @@ class Sources:
     def measured(self, name: str, wanted: Wanted) -> Sizes:
         """The sizes of what a word names; a path that exists counts first."""
         from torchtailor.cli._artifacts import artifact_named
-        from torchtailor.verification.sizes.measure import measure
+        from torchtailor.verification.inspection.measure import measure
         from torchtailor.verification.sizes.released import measure_released, released_wheel
 
         if asked := self.requirement(name):
             file = released_wheel(self.finder, asked, self.target)
             return measure_released(self.finder, file, wanted, progress=self.progress)
-        with artifact_named(
-            name, platform=self.platform, insecure=self.insecure, progress=self.progress
-        ) as artifact:
+        with artifact_named(name, platform=self.platform, insecure=self.insecure, progress=self.progress) as artifact:
             return measure(artifact, wanted, progress=self.progress)
 
     def requirement(self, name: str) -> Requirement | None:

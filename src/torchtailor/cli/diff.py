@@ -12,7 +12,7 @@ from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.verification.sizes.compare import Change, Comparison, KernelChange
+    from torchtailor.verification.sizes.compare import KernelChange, SizeChange, SizeComparison
 
 _WHAT = "A library, wheel, folder or environment; an image as docker://, oci: ...; a release as torch==2.11.0."
 
@@ -38,16 +38,16 @@ def command(
     json: _options.Json = False,
 ) -> int:
     """Show where two artifacts differ in size, and why."""
-    from torchtailor.cli._sizes import Sources
+    from torchtailor.cli._sizes import SizeSources
     from torchtailor.cli.ui import ProgressBar, err, out, print_json, print_text
+    from torchtailor.verification.inspection.measure import Wanted
     from torchtailor.verification.sizes.budget import exceeded, read_budget, unmatched
-    from torchtailor.verification.sizes.compare import Comparison
+    from torchtailor.verification.sizes.compare import SizeComparison
     from torchtailor.verification.sizes.markdown import markdown as as_markdown
-    from torchtailor.verification.sizes.measure import Wanted
 
     allowed = read_budget(budget) if budget else None
     with ProgressBar(quiet=json or markdown) as bar:
-        sources = Sources(
+        sources = SizeSources(
             python=python,
             platform=platform,
             insecure=insecure,
@@ -59,7 +59,7 @@ def command(
             progress=bar,
         )
         wanted = Wanted(kernels=kernels)
-        comparison = Comparison(sources.measured(old, wanted), sources.measured(new, wanted))
+        comparison = SizeComparison(sources.measured(old, wanted), sources.measured(new, wanted))
     over = tuple(exceeded(comparison, allowed)) if allowed else ()
     if report:
         from torchtailor.verification.sizes.page import write_page
@@ -80,9 +80,9 @@ def command(
     return ExitCode.OVER_BUDGET if over else ExitCode.OK
 
 
-def _print(comparison: Comparison, top: int) -> None:
+def _print(comparison: SizeComparison, top: int) -> None:
     from torchtailor.cli.ui import human_bytes, out
-    from torchtailor.verification.sizes.compare import Change
+    from torchtailor.verification.sizes.compare import SizeChange
     from torchtailor.verification.sizes.markdown import causes, in_words, share, signed
 
     if len(comparison.packages) > 1:
@@ -90,19 +90,19 @@ def _print(comparison: Comparison, top: int) -> None:
     _table("Bytes", comparison.classes, top)
     _table("Code for", comparison.architectures, 4 * top)
     parts = causes(comparison)
-    _table("Largest changes", [Change(in_words(one), one.old, one.new) for one in parts], top)
+    _table("Largest changes", [SizeChange(in_words(one), one.old, one.new) for one in parts], top)
     if comparison.kernels:
         _kernel_table(comparison.kernels, top)
     total = comparison.total
     line = f"{human_bytes(total.old)} -> {human_bytes(total.new)}: {signed(total.growth)}{share(total)}"
     if total.old_packed is not None and total.new_packed is not None:
-        packed = Change("", total.old_packed, total.new_packed)
+        packed = SizeChange("", total.old_packed, total.new_packed)
         line += f"; compressed {human_bytes(packed.old)} -> {human_bytes(packed.new)}"
         line += f": {signed(packed.growth)}{share(packed)}"
     out().print(f"{line}.", markup=False)
 
 
-def _table(title: str, changes: Sequence[Change], top: int) -> None:
+def _table(title: str, changes: Sequence[SizeChange], top: int) -> None:
     from torchtailor.cli.ui import human_bytes, out, table
     from torchtailor.verification.sizes.markdown import signed
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchtailor.code.gpucode.files import CodeFile
     from torchtailor.code.gpucode.report import ImageGroup, LibraryReport
     from torchtailor.verification.inspection.inspection import Droppable, Inspection
-    from torchtailor.verification.sizes.kernels import KernelRow
-    from torchtailor.verification.sizes.unused import UnusedCode
+    from torchtailor.verification.inspection.kernels import KernelRow
+    from torchtailor.verification.inspection.unused import UnusedCode
 
 
 def command(
@@ -48,10 +48,11 @@ def command(
 
     from torchtailor.cli._artifacts import artifact_named
     from torchtailor.cli.ui import ProgressBar, err, out, print_json
+    from torchtailor.verification.inspection.document import inspect_document
     from torchtailor.verification.inspection.inspect import inspect
-    from torchtailor.verification.sizes.kernels import merged
-    from torchtailor.verification.sizes.measure import Wanted, measure
-    from torchtailor.verification.sizes.unused import repeated
+    from torchtailor.verification.inspection.kernels import merged
+    from torchtailor.verification.inspection.measure import Wanted, measure
+    from torchtailor.verification.inspection.unused import repeated
 
     with ProgressBar(quiet=json) as bar, ExitStack() as stack:
         artifacts = [
@@ -66,7 +67,7 @@ def command(
     left = [code for found in use.values() for code in found.unused] + [*repeated(use)]
     if json:
         loaded = [row for found in use.values() for row in found.loaded]
-        print_json("inspect", inspection.document, kernels=rows, unused=left, loaded=loaded)
+        print_json("inspect", inspect_document(inspection, kernels=rows, unused=left, loaded=loaded))
     else:
         _print(inspection, detail=detail)
         if kernels:
@@ -202,7 +203,7 @@ def _kernel_table(rows: Sequence[KernelRow], top: int) -> object:
 def _unused(left: Sequence[UnusedCode]) -> Iterable[object]:
     """Code that no GPU loads, by reason and architecture, and what a build can do about it."""
     from torchtailor.cli.ui import human_bytes, table
-    from torchtailor.verification.sizes.unused import Why
+    from torchtailor.verification.inspection.unused import Why
 
     sums: dict[tuple[str, Why], dict[str, int]] = {}
     for code in left:

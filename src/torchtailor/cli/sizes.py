@@ -13,9 +13,9 @@ from torchtailor.core.errors import NoMatchError, UsageError
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from torchtailor.cli._sizes import Sources
+    from torchtailor.cli._sizes import SizeSources
+    from torchtailor.verification.inspection.measure import Sizes
     from torchtailor.verification.sizes.history import HistoryDocument, ReleaseSize
-    from torchtailor.verification.sizes.measure import Sizes
 
 
 def command(
@@ -42,13 +42,13 @@ def command(
     json: _options.Json = False,
 ) -> None:
     """Show where the bytes of an artifact are, or how a project grew from release to release."""
-    from torchtailor.cli._sizes import Sources
+    from torchtailor.cli._sizes import SizeSources
     from torchtailor.cli.ui import ProgressBar, err, print_json
-    from torchtailor.verification.sizes.measure import SizesDocument, Wanted
+    from torchtailor.verification.inspection.measure import SizesDocument, Wanted
     from torchtailor.verification.sizes import page
 
     with ProgressBar(quiet=json) as bar:
-        sources = Sources(
+        sources = SizeSources(
             python=python,
             platform=platform,
             insecure=insecure,
@@ -85,12 +85,12 @@ def command(
         err().print(f"warning: {text.rstrip('.')}; it is counted as other files.", markup=False)
 
 
-def _history(sources: Sources, project: str, since: str | None, *, every: bool) -> HistoryDocument:
+def _history(sources: SizeSources, project: str, since: str | None, *, every: bool) -> HistoryDocument:
     from packaging.version import InvalidVersion, Version
 
+    from torchtailor.verification.inspection.measure import Wanted
     from torchtailor.verification.sizes.history import history, newest_of_each
-    from torchtailor.verification.sizes.measure import Wanted
-    from torchtailor.verification.sizes.released import measure_released, released_versions
+    from torchtailor.verification.sizes.released import CHECK_NAME, measure_released, released_versions
 
     try:
         first = Version(since) if since else Version("0")
@@ -102,7 +102,7 @@ def _history(sources: Sources, project: str, since: str | None, *, every: bool) 
         raise NoMatchError(
             f"The configured indexes have no wheel of {project} for {sources.target.arch}"
             f"{f' from {first} on' if since else ''}.",
-            sources.finder.elsewhere(project) or "Check the name and the indexes that pip and uv are configured for.",
+            sources.finder.elsewhere(project) or CHECK_NAME,
         )
     return history(
         project,

@@ -29,7 +29,7 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "matrix-why": ("`matrix --why NAME --json`", "catalog.variants.why:Explanation"),
     "inspect": ("`inspect --json`", "verification.inspection.document:InspectDocument"),
     "diff": ("`diff --json`", "verification.sizes.compare:DiffDocument"),
-    "sizes": ("`sizes --json` of an artifact or a release", "verification.sizes.measure:SizesDocument"),
+    "sizes": ("`sizes --json` of an artifact or a release", "verification.inspection.measure:SizesDocument"),
     "sizes-history": ("`sizes --json` of a project", "verification.sizes.history:HistoryDocument"),
     "tailor": ("`tailor --json`", "tailoring.inputs:TailorDocument"),
     "image": ("`image --json`", "tailoring.image.result:ImageDocument"),

@@ -92,6 +92,7 @@ class InflateSource:
         self._deflated = deflated
         self._expected_crc = crc
         self._kept: list[_Kept] = []
+        self._marks: list[tuple[int, int]] = []  # of the first pass, which `verify` brings to the end
         self._restart()
 
     def read(self, offset: int, size: int) -> bytes:
@@ -173,7 +174,8 @@ class InflateSource:
 
     def _restart(self) -> None:
         self._unpacker = Unpacker(self._packed, deflated=self._deflated)
-        self._marks = self._unpacker.marks if self.passes == 0 else self._marks  # `verify` brings the first to the end
+        if self.passes == 0:
+            self._marks = self._unpacker.marks
         self._ended = False
         self._crc = 0
         self._start = 0  # of the window in the unpacked bytes

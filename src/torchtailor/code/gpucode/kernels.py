@@ -70,7 +70,7 @@ class FunctionSize:
 
 
 def functions_in_cubin(cubin: bytes) -> tuple[dict[str, FunctionSize], int] | None:
-    """The functions of a raw cubin, and the bytes that belong to none of them; None where it is not a whole ELF file."""
+    """The functions of a raw cubin, and the bytes that belong to none; None where it is not a whole ELF file."""
     sections = cubin_sections(cubin)
     if sections is None:
         return None

@@ -10,8 +10,8 @@ from functools import cached_property
 import msgspec
 
 from torchtailor.core.documents import Bytes
-from torchtailor.verification.sizes.kernels import KernelRow
-from torchtailor.verification.sizes.measure import SizeRow, Sizes, SizeTotal
+from torchtailor.verification.inspection.kernels import KernelRow
+from torchtailor.verification.inspection.measure import SizeRow, Sizes, SizeTotal
 
 _DIST_INFO = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.(dist-info|data)(?=/)")
 _MANGLED_LIBRARY = re.compile(r"-[0-9a-f]{8}(?=(?:\.\d+)*\.so)")  # what auditwheel adds to names
@@ -20,7 +20,7 @@ _SO_VERSION = re.compile(r"(?<=\.so)(?:\.[\w.]+)$")
 _WHEEL = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.whl$")
 
 
-class Change(msgspec.Struct, frozen=True):
+class SizeChange(msgspec.Struct, frozen=True):
     """What became of something: bytes on disk and as compressed, before and after; 0 where it was not there."""
 
     name: str
@@ -71,43 +71,43 @@ class DiffDocument(msgspec.Struct, frozen=True):
 
     old: ComparedSizes
     new: ComparedSizes
-    packages: tuple[Change, ...]
-    files: tuple[Change, ...]
-    classes: tuple[Change, ...]
-    architectures: tuple[Change, ...]
+    packages: tuple[SizeChange, ...]
+    files: tuple[SizeChange, ...]
+    classes: tuple[SizeChange, ...]
+    architectures: tuple[SizeChange, ...]
     kernels: tuple[KernelChange, ...]
     exceeded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SizeComparison:
     """Two artifacts, side by side."""
 
     old: Sizes
     new: Sizes
 
     @property
-    def total(self) -> Change:
-        return Change("total", self.old.total, self.new.total, self.old.packed, self.new.packed)
+    def total(self) -> SizeChange:
+        return SizeChange("total", self.old.total, self.new.total, self.old.packed, self.new.packed)
 
     @cached_property
-    def packages(self) -> tuple[Change, ...]:
+    def packages(self) -> tuple[SizeChange, ...]:
         return self._by(lambda row: row.package or "(no package)")
 
     @cached_property
-    def files(self) -> tuple[Change, ...]:
+    def files(self) -> tuple[SizeChange, ...]:
         return self._by(lambda row: unversioned(row.file))
 
     @cached_property
-    def classes(self) -> tuple[Change, ...]:
+    def classes(self) -> tuple[SizeChange, ...]:
         return self._by(lambda row: row.kind.value)
 
     @cached_property
-    def architectures(self) -> tuple[Change, ...]:
+    def architectures(self) -> tuple[SizeChange, ...]:
         return self._by(lambda row: row.code)
 
     @cached_property
-    def parts(self) -> tuple[Change, ...]:
+    def parts(self) -> tuple[SizeChange, ...]:
         """By file, class and architecture: what grew or shrank by itself."""
         return self._by(lambda row: "\0".join((unversioned(row.file), row.kind.value, row.code)))
 
@@ -124,9 +124,10 @@ class Comparison:
     @property
     def document(self) -> DiffDocument:
         """What `diff --json` prints: of files and kernels those that changed."""
-        sides = [ComparedSizes(one.name, one.total, one.packed, one.skipped) for one in (self.old, self.new)]
+        old, new = (ComparedSizes(one.name, one.total, one.packed, one.skipped) for one in (self.old, self.new))
         return DiffDocument(
-            *sides,
+            old,
+            new,
             packages=self.packages,
             files=tuple(one for one in self.files if one.growth),
             classes=self.classes,
@@ -134,7 +135,7 @@ class Comparison:
             kernels=tuple(one for one in self.kernels if one.growth),
         )
 
-    def _by(self, key: Callable[[SizeRow], str]) -> tuple[Change, ...]:
+    def _by(self, key: Callable[[SizeRow], str]) -> tuple[SizeChange, ...]:
         """The largest change first."""
         old, new, none = self.old.by(key), self.new.by(key), SizeTotal()
         changes = (_change(name, old.get(name, none), new.get(name, none)) for name in {**old, **new})
@@ -148,8 +149,8 @@ def unversioned(file: str) -> str:
     return _WHEEL.sub(r"\1.whl", _DIST_INFO.sub(r"\1.\2", file))
 
 
-def _change(name: str, old: SizeTotal, new: SizeTotal) -> Change:
-    return Change(name, old.size, new.size, old.packed, new.packed)
+def _change(name: str, old: SizeTotal, new: SizeTotal) -> SizeChange:
+    return SizeChange(name, old.size, new.size, old.packed, new.packed)
 
 
 def _by_name(rows: Iterable[KernelRow]) -> Mapping[tuple[str, str, str], tuple[int, int]]:

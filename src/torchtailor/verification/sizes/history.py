@@ -8,9 +8,9 @@ import msgspec
 from packaging.version import Version
 
 from torchtailor.core.documents import Bytes
-from torchtailor.verification.sizes.compare import Change, Comparison
-from torchtailor.verification.sizes.measure import Sizes
-from torchtailor.verification.sizes.parts import ByteClass
+from torchtailor.verification.inspection.measure import Sizes
+from torchtailor.verification.inspection.parts import ByteClass
+from torchtailor.verification.sizes.compare import SizeChange, SizeComparison
 
 _WORTH = 0.02  # of the release before: smaller changes are no jumps
 
@@ -24,7 +24,7 @@ class ReleaseSize(msgspec.Struct, frozen=True):
     packed: Bytes
     classes: Mapping[str, int]
     architectures: Mapping[str, int]
-    causes: tuple[Change, ...]  # by architecture and class, the largest first
+    causes: tuple[SizeChange, ...]  # by architecture and class, the largest first
 
     @property
     def gpu(self) -> int:
@@ -42,7 +42,7 @@ def history(project: str, measured: Iterable[tuple[Version, Sizes]]) -> HistoryD
     """Releases in their order, each compared with the one before."""
     releases, before = [], None
     for version, sizes in measured:
-        causes = _causes(Comparison(before, sizes)) if before else ()
+        causes = _causes(SizeComparison(before, sizes)) if before else ()
         releases.append(
             ReleaseSize(
                 str(version),
@@ -66,7 +66,7 @@ def newest_of_each(versions: Iterable[Version]) -> tuple[Version, ...]:
     return tuple(newest.values())
 
 
-def _causes(comparison: Comparison) -> tuple[Change, ...]:
+def _causes(comparison: SizeComparison) -> tuple[SizeChange, ...]:
     gpu = [one for one in comparison.architectures if one.name]
     rest = [one for one in comparison.classes if one.name != ByteClass.GPU.value]
     changes = sorted((*gpu, *rest), key=lambda one: -abs(one.growth))

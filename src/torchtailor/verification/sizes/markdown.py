@@ -6,22 +6,22 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchtailor.core.format import human_bytes
 from torchtailor.verification.sizes.budget import Exceeded
-from torchtailor.verification.sizes.compare import Change, Comparison
+from torchtailor.verification.sizes.compare import SizeChange, SizeComparison
 
 _CAUSES = 5
 
 
-def markdown(comparison: Comparison, over: Sequence[Exceeded] = ()) -> str:
+def markdown(comparison: SizeComparison, over: Sequence[Exceeded] = ()) -> str:
     """What changed, why, and the five largest causes."""
     return "\n".join([*_lines(comparison, over), ""])
 
 
-def causes(comparison: Comparison) -> tuple[Change, ...]:
+def causes(comparison: SizeComparison) -> tuple[SizeChange, ...]:
     """The parts that grew or shrank most, the largest first."""
     return tuple(one for one in comparison.parts if one.growth)
 
 
-def in_words(part: Change) -> str:
+def in_words(part: SizeChange) -> str:
     """`sm_120 in libtorch_cuda.so` of a part of a comparison."""
     file, kind, code = part.name.split("\0")
     name = file.rpartition("/")[2]
@@ -33,16 +33,16 @@ def signed(growth: int) -> str:
     return f"{'+' if growth > 0 else '-'}{human_bytes(abs(growth))}" if growth else "0"
 
 
-def share(change: Change) -> str:
+def share(change: SizeChange) -> str:
     """` (+3.1 %)`; nothing where there was nothing before."""
     return f" ({100 * change.growth / change.old:+.1f} %)" if change.old and change.new else ""
 
 
-def _lines(comparison: Comparison, over: Sequence[Exceeded]) -> Iterator[str]:
+def _lines(comparison: SizeComparison, over: Sequence[Exceeded]) -> Iterator[str]:
     total = comparison.total
     yield f"**{_cell(comparison.new.name)}: {human_bytes(total.new)}, {signed(total.growth)}{share(total)}**"
     if total.old_packed is not None and total.new_packed is not None:
-        packed = Change("", total.old_packed, total.new_packed)
+        packed = SizeChange("", total.old_packed, total.new_packed)
         yield f"(as a wheel {human_bytes(packed.new)}, {signed(packed.growth)}{share(packed)})"
     yield f"compared with {_cell(comparison.old.name)}."
     yield ""
@@ -54,12 +54,12 @@ def _lines(comparison: Comparison, over: Sequence[Exceeded]) -> Iterator[str]:
     yield from _table("Largest causes", [*_named(causes(comparison)[:_CAUSES])])
 
 
-def _named(parts: Iterable[Change]) -> Iterator[Change]:
+def _named(parts: Iterable[SizeChange]) -> Iterator[SizeChange]:
     for part in parts:
-        yield Change(in_words(part), part.old, part.new, part.old_packed, part.new_packed)
+        yield SizeChange(in_words(part), part.old, part.new, part.old_packed, part.new_packed)
 
 
-def _table(title: str, changes: Sequence[Change]) -> Iterator[str]:
+def _table(title: str, changes: Sequence[SizeChange]) -> Iterator[str]:
     if not changes:
         return
     yield f"| {title} | before | after | change |"

@@ -6,26 +6,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from torchtailor.core.disk import write_output
 from torchtailor.core.format import human_bytes, printable
 from torchtailor.core.version import __version__
-from torchtailor.verification.report.chart import Bytes, Chart, LibraryRow, chart_of
+from torchtailor.verification.inspection.kernels import HOST as HOST_FUNCTIONS
+from torchtailor.verification.inspection.kernels import KernelRow
+from torchtailor.verification.inspection.measure import SizeRow, Sizes
+from torchtailor.verification.inspection.parts import ByteClass
+from torchtailor.verification.report.chart import Bytes, LibraryRow, chart_of
 from torchtailor.verification.report.parts import encoded, legend, table, whole_page
 from torchtailor.verification.report.svg import bars, colour_class, totals
-from torchtailor.verification.sizes.compare import Change, Comparison, unversioned
+from torchtailor.verification.sizes.compare import SizeComparison, unversioned
 from torchtailor.verification.sizes.history import HistoryDocument
-from torchtailor.verification.sizes.kernels import HOST as HOST_FUNCTIONS
-from torchtailor.verification.sizes.kernels import KernelRow
 from torchtailor.verification.sizes.markdown import causes, in_words, share, signed
-from torchtailor.verification.sizes.measure import SizeRow, Sizes
-from torchtailor.verification.sizes.parts import ByteClass
 from torchtailor.verification.static.facts import HOST
 
 _CAUSES = 20
+_MANY = (ByteClass.PYTHON, ByteClass.HEADERS, ByteClass.OTHER)
 _SMALL = 0.0005  # of everything: what is smaller is drawn together
 
 
@@ -39,7 +39,7 @@ class _Node(msgspec.Struct):
     children: list[_Node] = []
 
 
-def write_page(shown: Sizes | Comparison, path: Path) -> None:
+def write_page(shown: Sizes | SizeComparison, path: Path) -> None:
     """Write the page of one artifact, or of two that are compared, whole or not at all."""
     write_output(path, encoded(render(shown)), unchanged="Nothing else was written.")
 
@@ -49,13 +49,15 @@ def write_history(shown: HistoryDocument, path: Path) -> None:
     write_output(path, encoded(render_history(shown)), unchanged="Nothing else was written.")
 
 
-def render(shown: Sizes | Comparison) -> str:
+def render(shown: Sizes | SizeComparison) -> str:
     """The page as one string."""
-    comparison = shown if isinstance(shown, Comparison) else None
-    sizes = shown.new if isinstance(shown, Comparison) else shown
+    comparison = shown if isinstance(shown, SizeComparison) else None
+    sizes = shown.new if isinstance(shown, SizeComparison) else shown
     drawn = chart_of([LibraryRow("", Bytes(_parts(sizes)), Bytes(_parts(comparison.old)) if comparison else None)])
     colours = {label: colour_class(drawn, label) for label in drawn.labels}
-    sections = [_section("At a glance", totals(drawn, "all files") + legend((colours[label], label) for label in drawn.labels))]
+    sections = [
+        _section("At a glance", totals(drawn, "all files") + legend((colours[label], label) for label in drawn.labels))
+    ]
     if comparison:
         sections.append(_section("What changed most", _changes(comparison)))
     sections.append(_section("Where the bytes are", _MAP))
@@ -97,7 +99,8 @@ def render_history(shown: HistoryDocument) -> str:
         document=msgspec.to_builtins(shown),
         heading=escape(f"{shown.project}: {len(shown.releases)} releases"),
         answer="",
-        sections=_section("Installed, by what it is", bars(drawn) + marks) + _section("In figures", table(heads, lines)),
+        sections=_section("Installed, by what it is", bars(drawn) + marks)
+        + _section("In figures", table(heads, lines)),
         command="sizes",
         made_by=escape(f"torchtailor {__version__}"),
     )
@@ -107,7 +110,7 @@ _MAP = """<p>Area is size, colour is what it is for. Open a part with a click or
 <nav aria-label="Where you are"><ol class="path" id="treemap-path"></ol></nav>
 <div id="treemap" tabindex="-1"></div>
 <div class=scroll><table class="numbers" aria-label="The same as a table"><thead><tr><th scope=col>Part</th>
-<th scope=col>Size</th><th scope=col>Share</th><th scope=col>Change</th></tr></thead>
+<th scope=col>Size</th><th scope=col>Share</th><th scope=col>SizeChange</th></tr></thead>
 <tbody id="treemap-rows"></tbody></table></div>"""
 
 
@@ -115,7 +118,7 @@ def _section(title: str, body: str) -> str:
     return f'<section aria-label="{escape(title)}"><h2>{escape(title)}</h2>{body}</section>'
 
 
-def _answer(sizes: Sizes, comparison: Comparison | None) -> Iterable[str]:
+def _answer(sizes: Sizes, comparison: SizeComparison | None) -> Iterable[str]:
     packed = f", compressed {human_bytes(sizes.packed)}" if sizes.packed else ""
     if comparison is None:
         yield f"<strong>{human_bytes(sizes.total)}</strong>{packed}."
@@ -127,10 +130,11 @@ def _answer(sizes: Sizes, comparison: Comparison | None) -> Iterable[str]:
     )
 
 
-def _changes(comparison: Comparison) -> str:
+def _changes(comparison: SizeComparison) -> str:
     rows = [
         f"<tr><th scope=row>{escape(printable(in_words(one)))}</th><td>{human_bytes(one.old) if one.old else ''}</td>"
-        f"<td>{human_bytes(one.new) if one.new else ''}</td><td>{signed(one.growth)}</td><td>{escape(one.verdict)}</td></tr>"
+        f"<td>{human_bytes(one.new) if one.new else ''}</td><td>{signed(one.growth)}</td>"
+        f"<td>{one.verdict}</td></tr>"
         for one in causes(comparison)[:_CAUSES]
     ]
     return table(("What", "Before", "After", "Change", ""), rows) if rows else "<p>Nothing.</p>"
@@ -166,14 +170,18 @@ def _tree(sizes: Sizes, old: Sizes | None, colours: Mapping[str, str]) -> _Node:
             found = kernels.get((row.file, row.code if row.kind is ByteClass.GPU else HOST_FUNCTIONS), [])
             places[path].children += _kernel_nodes(found, row.size, places[path].colour)
     if old:
-        for path, node in places.items():
-            node.old = before[path]
+        for place, node in places.items():
+            node.old = before[place]
     _tidy(top, top.size * _SMALL)
     return top if len(top.children) != 1 else top.children[0]
 
 
 def _path(row: SizeRow) -> tuple[str, str, str]:
-    return (row.package or "(no package)", unversioned(row.file), row.code or row.kind.value)
+    """Package, file and what of it; of the thousands of files without machine code, their class before the file."""
+    package, file = row.package or "(no package)", unversioned(row.file)
+    if row.kind in _MANY:
+        return (package, row.kind.value, file)
+    return (package, file, row.code or row.kind.value)
 
 
 def _kernel_nodes(kernels: Iterable[KernelRow], stored: int, colour: str) -> Iterable[_Node]:

@@ -25,12 +25,13 @@ from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, may_be_elf
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import Member, locate, read_table
-from torchtailor.verification.sizes.measure import SizeRow, Sizes, Wanted, measure, measure_libraries, rows_of
-from torchtailor.verification.sizes.parts import ByteClass, class_of_file
+from torchtailor.verification.inspection.measure import SizeRow, Sizes, Wanted, measure, measure_libraries, rows_of
+from torchtailor.verification.inspection.parts import ByteClass, class_of_file
 
 _log = logging.getLogger(__name__)
 _STEP = 8 << 20  # bytes of one request
 _PARALLEL = 4
+CHECK_NAME = "Check the name, and the indexes that pip and uv are configured for."
 _PROGRAM = 1 << 20  # bytes: smaller files that are no libraries by their name are not fetched to see what they are
 
 
@@ -44,7 +45,7 @@ def requirement(text: str) -> Requirement | None:
 
 
 def released_versions(finder: Finder, project: str, target: Target) -> dict[Version, WheelFile]:
-    """The wheel of each version for a platform, oldest first: for the target's Python, or for the newest that has one."""
+    """The wheel of each version for a platform, oldest first: for the target's Python, else for the newest."""
     best: dict[Version, tuple[tuple[int, ...], WheelFile]] = {}
     for file in finder.all_files(project):
         _, version, _, tags = file.parsed
@@ -70,8 +71,7 @@ def released_wheel(finder: Finder, asked: Requirement, target: Target) -> WheelF
         known = ", ".join(map(str, list(versions)[-5:]))
         raise NoMatchError(
             f"The configured indexes have no wheel of {asked} for {target.arch}.",
-            finder.elsewhere(asked.name)
-            or (f"They have {known}." if known else "Check the name and the indexes that pip and uv are configured for."),
+            finder.elsewhere(asked.name) or (f"They have {known}." if known else CHECK_NAME),
         )
     return versions[allowed[-1]]
 

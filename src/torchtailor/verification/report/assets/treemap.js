@@ -88,6 +88,20 @@
         size.textContent = human(tile.node.size) + (change(tile.node) ? " (" + change(tile.node) + ")" : "");
         element.append(size);
       }
+      if (!leaf && tile.width > 60 && tile.height > 60) {
+        const inner = tile.node.children.filter((child) => child.size > 0);
+        for (const part of layout(inner, 2, 34, tile.width - 5, tile.height - 37)) {
+          if (part.width < 2 || part.height < 2) continue;
+          const patch = document.createElement("span");
+          patch.className = "patch " + (part.node.colour || "host");
+          patch.setAttribute("aria-hidden", "true");
+          patch.style.cssText =
+            `left:${part.x}px;top:${part.y}px;width:${Math.max(1, part.width - 1)}px;height:${Math.max(1, part.height - 1)}px`;
+          if (part.width > 50 && part.height > 16) patch.textContent = part.node.name.split("/").pop();
+          element.append(patch);
+        }
+        element.classList.add("nested");
+      }
       if (!leaf) element.addEventListener("click", () => open(tile.node));
       box.append(element);
     }

@@ -157,6 +157,6 @@ def _pieces(source: ByteSource, images: Iterable[Image]) -> Mapping[bytes, tuple
         if image.stored_size < _WORTH or image.target is None or image.target.kind is not CodeKind.CUBIN:
             continue
         digest = hashlib.sha256(source.read(image.payload_offset, image.payload_size)).digest()[:16]
-        *known, times = pieces.get(digest, (image.label, image.stored_size, 0))
+        times = pieces[digest][2] if digest in pieces else 0
         pieces[digest] = (image.label, image.stored_size, times + 1)
     return pieces

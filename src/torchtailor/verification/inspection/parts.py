@@ -47,7 +47,7 @@ _BY_SUFFIX = {
 }
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes [start, end) of a file that are one thing."""
 
     start: int
@@ -61,14 +61,14 @@ def class_of_file(name: str) -> ByteClass:
     return _BY_SUFFIX.get(os.path.splitext(name)[1].lower(), ByteClass.OTHER)  # noqa: PTH122 (a Path each is slow)
 
 
-def spans_of(elf: ElfFile, code: LibraryCode) -> Iterator[Span]:
+def spans_of(elf: ElfFile, code: LibraryCode) -> Iterator[ByteSpan]:
     """All bytes of an ELF file in their order, each once."""
     gpu = sorted(_gpu_spans(code))
     starts = [span.start for span in gpu]
     at = 0
     for section in sorted(_section_spans(elf)):
         if section.start > at:
-            yield Span(at, section.start, ByteClass.FRAME)
+            yield ByteSpan(at, section.start, ByteClass.FRAME)
         at = section.start
         for span in gpu[bisect_left(starts, section.start) : bisect_left(starts, section.end)]:
             if span.start > at:
@@ -79,43 +79,43 @@ def spans_of(elf: ElfFile, code: LibraryCode) -> Iterator[Span]:
             yield section._replace(start=at)
             at = section.end
     if at < elf.size:
-        yield Span(at, elf.size, ByteClass.FRAME)
+        yield ByteSpan(at, elf.size, ByteClass.FRAME)
 
 
-def _gpu_spans(code: LibraryCode) -> Iterator[Span]:
+def _gpu_spans(code: LibraryCode) -> Iterator[ByteSpan]:
     for found in code.containers:
         container, at = found.container, found.container.offset
         for image in container.entries:
             if image.offset > at:
-                yield Span(at, image.offset, ByteClass.GPU, CONTAINERS)
+                yield ByteSpan(at, image.offset, ByteClass.GPU, CONTAINERS)
             yield from _image_spans(image)
             at = image.end
         if container.end > at:
-            yield Span(at, container.end, ByteClass.GPU, CONTAINERS)
+            yield ByteSpan(at, container.end, ByteClass.GPU, CONTAINERS)
 
 
-def _image_spans(image: Image) -> Iterator[Span]:
+def _image_spans(image: Image) -> Iterator[ByteSpan]:
     """One span; of images that were compressed together each has its share, as long as its part of the whole."""
     held: Iterable[Image | Part] = image.parts or (image,)
     total, at = sum(part.size for part in image.parts), image.offset
     for piece in held:
         share = image.end - at if isinstance(piece, Image) or not total else (image.end - at) * piece.size // total
-        yield Span(at, at + share, ByteClass.GPU, piece.label)
+        yield ByteSpan(at, at + share, ByteClass.GPU, piece.label)
         at, total = at + share, total - (0 if isinstance(piece, Image) else piece.size)
 
 
-def _section_spans(elf: ElfFile) -> Iterator[Span]:
+def _section_spans(elf: ElfFile) -> Iterator[ByteSpan]:
     """What the sections of a file are; of a file without any, its segments."""
     if elf.sections:
         for section in elf.sections:
             if section.in_file:
                 code = CONTAINERS if section.name in CONTAINER_SECTIONS else ""
-                yield Span(section.offset, section.file_end, _class_of(section), code)
+                yield ByteSpan(section.offset, section.file_end, _class_of(section), code)
         return
     for segment in elf.loads:
         if segment.file_size:
             kind = ByteClass.HOST if segment.flags & _EXECUTE else ByteClass.DATA
-            yield Span(segment.offset, segment.file_end, kind)
+            yield ByteSpan(segment.offset, segment.file_end, kind)
 
 
 def _class_of(section: Section) -> ByteClass:

@@ -25,7 +25,7 @@ _PREFIX = 2  # parts of a name that say whose a function is: at::native
 
 
 class KernelRow(msgspec.Struct, frozen=True):
-    """All functions of one name, or of one template, in one library and for one architecture; bytes are unpacked ones."""
+    """All functions of one name or template in one library, for one architecture; bytes are those unpacked."""
 
     library: str
     code: str

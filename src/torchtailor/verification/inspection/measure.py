@@ -13,7 +13,7 @@ from torchtailor.code.binary.elf import ElfFile, NotElfError, UnsupportedElfErro
 from torchtailor.code.binary.inflate import InflateSource
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.files import CodeFile, is_code_file
-from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
+from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.documents import Bytes
 from torchtailor.core.errors import BadInputError
@@ -24,9 +24,9 @@ from torchtailor.trees.artifact.drops import files_of
 from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import WheelArchive
-from torchtailor.verification.sizes.kernels import KernelRow, host_functions, read_kernels
-from torchtailor.verification.sizes.parts import ByteClass, Span, class_of_file, spans_of
-from torchtailor.verification.sizes.unused import CodeUse, code_use
+from torchtailor.verification.inspection.kernels import KernelRow, host_functions, read_kernels
+from torchtailor.verification.inspection.parts import ByteClass, ByteSpan, class_of_file, spans_of
+from torchtailor.verification.inspection.unused import CodeUse, code_use
 
 
 class SizeRow(msgspec.Struct, frozen=True):
@@ -143,9 +143,7 @@ def measure(
     measured = measure_libraries(libraries, wanted, processes=processes, progress=progress)
     owners = {name: packages[0].name for name, packages in artifact.packages.items() if packages}
     rows = [
-        row
-        for library in libraries
-        for row in rows_of(owners.get(library.name, ""), library.name, measured[library])
+        row for library in libraries for row in rows_of(owners.get(library.name, ""), library.name, measured[library])
     ]
     rows += _other_rows(artifact, owners, {(library.owner, library.name) for library in libraries})
     return Sizes.of(artifact.shown, rows, measured)
@@ -180,7 +178,9 @@ def _other_rows(artifact: Artifact, owners: Mapping[str, str], read: set[tuple[s
     for wheel in artifact.wheels:
         with WheelArchive(wheel) as archive:
             rest = archive.size
-            package = next((owners[name] for file in archive.files if (name := installed_path(file.name)) in owners), "")
+            package = next(
+                (owners[name] for file in archive.files if (name := installed_path(file.name)) in owners), ""
+            )
             for member in archive.files:
                 rest -= member.packed_size
                 name = installed_path(member.name)
@@ -203,7 +203,11 @@ def _measure(job: _Job) -> MeasuredLibrary:
             elf = ElfFile(source)
             source.verify()
             code = scan_elf(elf)
-            kernels = (*read_kernels(source, library.name, code), *host_functions(elf, library.name)) if job.wanted.kernels else ()
+            kernels = (
+                (*read_kernels(source, library.name, code), *host_functions(elf, library.name))
+                if job.wanted.kernels
+                else ()
+            )
             use = code_use(source, library.name, code) if job.wanted.use and code.containers else None
             return MeasuredLibrary(_parts(spans_of(elf, code), source), kernels, use)
     except NotElfError:  # a large file that might have been a program
@@ -216,7 +220,7 @@ def _measure(job: _Job) -> MeasuredLibrary:
         return _unread(library, f"{library.name} cannot be read: {error.strerror}.")
 
 
-def _parts(spans: Iterable[Span], source: ByteSource) -> tuple[tuple[ByteClass, str, int, int | None], ...]:
+def _parts(spans: Iterable[ByteSpan], source: ByteSource) -> tuple[tuple[ByteClass, str, int, int | None], ...]:
     sizes: Counter[tuple[ByteClass, str]] = Counter()
     packed: Counter[tuple[ByteClass, str]] = Counter()
     wheel = source if isinstance(source, InflateSource) else None
