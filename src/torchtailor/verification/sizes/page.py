@@ -110,7 +110,7 @@ _MAP = """<p>Area is size, colour is what it is for. Open a part with a click or
 <nav aria-label="Where you are"><ol class="path" id="treemap-path"></ol></nav>
 <div id="treemap" tabindex="-1"></div>
 <div class=scroll><table class="numbers" aria-label="The same as a table"><thead><tr><th scope=col>Part</th>
-<th scope=col>Size</th><th scope=col>Share</th><th scope=col>SizeChange</th></tr></thead>
+<th scope=col>Size</th><th scope=col>Share</th><th scope=col>Change</th></tr></thead>
 <tbody id="treemap-rows"></tbody></table></div>"""
 
 
