@@ -89,14 +89,14 @@ def write(
     from torchtailor.nix.blueprint import BlasChoice
     from torchtailor.nix.report import write_lines
     from torchtailor.nix.wheels import WheelPins
-    from torchtailor.nix.write import write_recipes
+    from torchtailor.nix.write import plan_trees
 
     catalog = load_catalog()
     companions = _options.listed(with_)
     wheels = WheelPins(catalog) if from_ is Made.WHEELS else None
     if wheels is None and nvidia:
         raise UsageError("--nvidia is for --from wheels.", "Recipes from source compile for one GPU only.")
-    plans = write_recipes(
+    plans = plan_trees(
         catalog,
         folder,
         releases=release or (),
@@ -108,8 +108,9 @@ def write(
         wheels=wheels,
         nvidia=nvidia,
         force=force,
-        dry_run=dry_run,
     )
+    for plan in () if dry_run else plans:
+        plan.apply()
     if json:
         ui.print_json("recipes-write", {"trees": plans})
     else:

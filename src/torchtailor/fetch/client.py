@@ -7,6 +7,7 @@ import math
 import netrc
 import os
 import random
+import re
 import ssl
 import threading
 import time
@@ -319,6 +320,27 @@ def read_some(
         if time.monotonic() > give_up:
             raise UnreachableError(f"{redact(url)} sends too slowly: {size} bytes in {seconds:.0f} seconds.", _SLOW)
     return b"".join(parts)
+
+
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)(?:/(?:([0-9]{1,18})|\*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """Which bytes of a file a response has, the last one included, and the size of the file, as far as it says so."""
+
+    first: int | None = None
+    last: int | None = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> ContentRange:
+        found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+        return cls(*(int(part) if part else None for part in found.groups())) if found else cls()
+
+    @classmethod
+    def part(cls, start: int, end: int, size: int) -> ContentRange:
+        return cls(start, end - 1, size)
 
 
 def worth_retrying(error: NetworkError) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkEr
 from torchtailor.core.progress import Progress
 from torchtailor.core.trust import Limit, is_sha256, read_limited
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, UnreachableError, wait_before, worker_threads, worth_retrying
+from torchtailor.fetch.client import Client, ContentRange, UnreachableError, wait_before, worker_threads, worth_retrying
 from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
 
@@ -183,12 +182,12 @@ class Downloader:
                 headers["If-Range"] = state.etag
         with self._client.open(file.url, headers, accept=(200, 206, 416)) as response, part.open("r+b") as out:
             if response.status == 416:
-                if have and _total(response) == have:
+                if have and ContentRange.of(response.headers).size == have:
                     return 0  # the part is whole already
                 _restart(out, part, file, progress)
                 raise UnreachableError(f"{file.shown} refused the range that was requested.")
             start = have if response.status == 206 else 0
-            if response.status == 206 and not _starts_at(response, have):
+            if response.status == 206 and ContentRange.of(response.headers).first != have:
                 _restart(out, part, file, progress)
                 raise UnreachableError(f"{file.shown} sent another range than was requested.")
             if start != have:
@@ -264,16 +263,6 @@ def _restart(out: IO[bytes], part: Path, file: WheelAddress, progress: Progress)
 def _discard(part: Path) -> None:
     part.write_bytes(b"")
     part.with_suffix(".json").unlink(missing_ok=True)
-
-
-def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
-    return found is not None and int(found[1]) == offset
-
-
-def _total(response: urllib3.BaseHTTPResponse) -> int | None:
-    found = re.fullmatch(r"bytes \*/([0-9]{1,18})", response.headers.get("content-range", ""))
-    return int(found[1]) if found else None
 
 
 def _keep_state(part: Path, response: urllib3.BaseHTTPResponse) -> None:

@@ -117,40 +117,6 @@ class WriteDocument(Struct):
     trees: tuple[WrittenTree, ...]
 
 
-def write_recipes(
-    catalog: Catalog,
-    root: Path,
-    *,
-    releases: Sequence[str] = (),
-    globs: Sequence[str] = (),
-    pythons: Sequence[str] = (),
-    blas: BlasChoice = BlasChoice.OPENBLAS,
-    spark: bool = False,
-    siblings: Sequence[str] = (),
-    wheels: WheelPins | None = None,
-    nvidia: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
-) -> tuple[WritePlan, ...]:
-    """Write the recipes of the chosen variants below a folder; with `dry_run`, only plan it."""
-    plans = plan_trees(
-        catalog,
-        root,
-        releases=releases,
-        globs=globs,
-        pythons=pythons,
-        blas=blas,
-        spark=spark,
-        siblings=siblings,
-        wheels=wheels,
-        nvidia=nvidia,
-        force=force,
-    )
-    for plan in () if dry_run else plans:
-        plan.apply()
-    return plans
-
-
 def matrix_of(catalog: Catalog) -> Matrix:
     """The matrix of a catalog, kept because making one checks every variant."""
     if not _matrices or _matrices[0].catalog is not catalog:

@@ -24,6 +24,7 @@ from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import ExitCode
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import JobCut
+from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import Trace, TracedLibrary, write_trace
 
@@ -160,6 +161,15 @@ def test_a_job_carries_the_whole_cut(choices: dict[str, Any]) -> None:
     cut = Cut(**{"nvidia": False, **choices})
     data = msgspec.json.encode(cut.for_job)
     assert Cut.of(msgspec.json.decode(data, type=JobCut)) == cut
+
+
+@pytest.mark.parametrize("choices", [choices for choices in CHOICES if "split" not in choices])
+def test_the_history_of_an_image_names_every_choice(choices: dict[str, Any]) -> None:
+    words = ImageOptions(Cut(**choices)).line().split()
+    negated = {"lto": "--no-lto", "strip": "--strip" if choices.get("strip") else "--no-strip"}
+    for name in choices.keys() - {"targets"}:
+        assert negated.get(name, f"--{name.replace('_', '-')}") in words
+    assert ("--keep-ptx" in words) is ("targets" in choices)
 
 
 def test_the_documents_of_different_cuts_differ() -> None:

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests import machines
@@ -19,7 +20,7 @@ from torchtailor.core.pythons import running_python
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
     path = tmp_path / "server.json"
-    store.write(store.dumps(machines.host("h200-driver-550")), path)
+    store.write(msgspec.json.encode(machines.host("h200-driver-550")), path)
     return path
 
 
@@ -38,7 +39,7 @@ def test_json_of_detect_can_be_loaded_again(described: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("name", ["dgx-spark", "orin-jetpack-6", "h100-mig", "alpine", "power9", "kubernetes-pod"])
 def test_strange_machines_can_be_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "host.json"
-    store.write(store.dumps(machines.host(name)), path)
+    store.write(msgspec.json.encode(machines.host(name)), path)
     assert main(["detect", "--from", str(path)]) == 0
     assert "CPU" in capsys.readouterr().out
 

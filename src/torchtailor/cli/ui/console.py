@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -14,10 +13,6 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.progress import Progress
     from rich.table import Table
-
-
-# what a terminal acts upon and JSON does not escape by itself
-_TERMINAL = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @cache
@@ -58,20 +53,15 @@ _printed = 0
 def print_json(name: str, result: object, **more: object) -> None:
     """Write one JSON document to stdout, with its schema as the first key: that of a result, or of its top-level keys;
     `more` are fields that the result does not have."""
-    import msgspec
-
     from torchtailor.cli.ui.documents import DOCUMENTS, document_type, schema_of
-    from torchtailor.core.documents import document, plain
+    from torchtailor.core.documents import document, json_text, plain
+    from torchtailor.core.format import printable_json
 
     global _printed  # noqa: PLW0603  (one process writes one document)
     shape = document_type(name) if name in DOCUMENTS else type(result)  # a build method of one's own has its own
     values = plain(document(shape, result, **more))
     whole = {"schema": schema_of(name)} | {key: value for key, value in values.items() if key != "schema"}
-    try:
-        text = msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
-    except UnicodeEncodeError:  # file names that are not UTF-8; Python reads them back from `\\udc..`
-        text = json.dumps(whole, indent=2)
-    sys.stdout.write(_TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    sys.stdout.write(printable_json(json_text(whole, indent=2)) + "\n")
     _printed += 1
 
 

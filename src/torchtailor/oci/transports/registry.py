@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urljoin
 
-import urllib3
-
 from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.trust import whole_number
-from torchtailor.fetch.client import Answer, StatusError, UnreachableError, wait_before, worth_retrying
+from torchtailor.fetch.client import Answer, ContentRange, StatusError, UnreachableError, wait_before, worth_retrying
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.manifests import (
     DOCUMENT_TYPES,
@@ -141,7 +139,7 @@ class RegistrySource:
             if response.headers.get("content-type", "").startswith("text/html"):
                 raise _web_page(self._server.name)
             skip = 0 if response.status == 206 else start
-            if response.status == 206 and not _starts_at(response, start):
+            if response.status == 206 and ContentRange.of(response.headers).first != start:
                 raise UnreachableError(
                     f"{self._server.name} sent another part of a blob than it was asked for.", _AGAIN
                 )
@@ -382,11 +380,6 @@ def _ahead(buffers: Iterator[bytes]) -> Generator[bytes]:
 
 def _with_digest(location: str, descriptor: Descriptor) -> str:
     return f"{location}{'&' if '?' in location else '?'}digest={descriptor.digest}"
-
-
-def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
-    return found is not None and int(found[1]) == offset
 
 
 def _web_page(name: str) -> NetworkError:

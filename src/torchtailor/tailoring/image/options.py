@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtailor.oci.compression import LayerCompression
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import DEFAULT_LEVEL, Cut
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class ImageOptions:
                 ("--no-strip", chosen.strip is False),
                 ("--relr", chosen.relr),
                 ("--recompress", chosen.recompress),
+                (f"--level {chosen.level}", chosen.recompress and chosen.level != DEFAULT_LEVEL),
+                (f"--driver {chosen.driver}", chosen.driver is not None),
                 (f"--workload {chosen.workload.label}" if chosen.workload else "", chosen.workload is not None),
                 (f"--margin {chosen.workload.margin}" if chosen.workload else "", chosen.workload is not None),
                 ("--no-pack", chosen.no_pack),

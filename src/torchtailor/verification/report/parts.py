@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-import msgspec
-
+from torchtailor.core.documents import json_text, plain
 from torchtailor.core.format import human_bytes
 
 
@@ -34,16 +32,7 @@ def whole_page(
 
 def embedded(document: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it is in."""
-    return json_text(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def json_text(value: Any, *, indent: int = -1) -> str:
-    """JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
-    plain = msgspec.to_builtins(value, enc_hook=str, order="deterministic")
-    try:
-        return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
-    except UnicodeEncodeError:
-        return json.dumps(plain, indent=indent if indent > 0 else None)
+    return json_text(plain(document)).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def encoded(page: str) -> bytes:
