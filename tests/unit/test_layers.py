@@ -47,6 +47,7 @@ FLOORS = (
     {"verification.failures", "verification.inspection"},
     {"verification"},
     {"verification.doctor", "verification.report"},
+    {"verification.sizes"},
     {"nix"},
     {"building.ledger"},
     {"building.graph", "building.farm.records", "building.farm.fingerprint"},

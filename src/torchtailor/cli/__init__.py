@@ -36,6 +36,8 @@ COMMANDS: dict[str, Command] = {
     "detect": Command("detect", "Describe this machine: CPU, GPUs, driver, tools.", _CHOOSE),
     "matrix": Command("matrix", "List the variants, or explain why one is not possible.", _CHOOSE),
     "inspect": Command("inspect", "Show the GPU code in libraries, wheels, environments, images.", _CUT),
+    "sizes": Command("sizes", "Show where bytes are, or how a project grew by release.", _CUT),
+    "diff": Command("diff", "Show where two artifacts differ in size; fail over a budget.", _CUT),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run.", _CUT),
     "image": Command("image", "Cut a container image: in a registry, OCI layout or archive.", _CUT),
     "restore": Command("restore", "Undo a cut in place, or print how to reinstall.", _CUT),

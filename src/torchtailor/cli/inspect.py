@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torchtailor.code.gpucode.files import CodeFile
     from torchtailor.code.gpucode.report import ImageGroup, LibraryReport
     from torchtailor.verification.inspection.inspection import Droppable, Inspection
+    from torchtailor.verification.inspection.kernels import KernelRow
+    from torchtailor.verification.inspection.unused import UnusedCode
 
 
 _LITTLE = 100_000  # bytes of GPU code
@@ -35,14 +37,26 @@ def command(
     platform: _options.ImagePlatform = None,
     insecure: _options.ImageInsecure = False,
     detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="List the functions inside GPU code and host code by their bytes.")
+    ] = False,
+    unused: Annotated[bool, typer.Option("--unused", help="List code that no GPU loads, and what avoids it.")] = False,
+    only: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="With --kernels: names or architectures with this in them.")
+    ] = "",
+    top: Annotated[int, typer.Option("--top", min=1, help="With --kernels: so many rows.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:
     """Show the GPU code inside libraries, wheels, environments and images."""
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
-    from torchtailor.cli.ui import ProgressBar, err, print_json
+    from torchtailor.cli.ui import ProgressBar, err, out, print_json
+    from torchtailor.verification.inspection.document import inspect_document
     from torchtailor.verification.inspection.inspect import inspect
+    from torchtailor.verification.inspection.kernels import merged
+    from torchtailor.verification.inspection.measure import Wanted, measure
+    from torchtailor.verification.inspection.unused import repeated
 
     with ProgressBar(quiet=json) as bar, ExitStack() as stack:
         artifacts = [
@@ -50,10 +64,21 @@ def command(
             for path in paths
         ]
         inspection = inspect(artifacts, gpus=gpu or (), progress=bar)
+        wanted = Wanted(kernels=kernels, use=unused)
+        sizes = [measure(artifact, wanted, progress=bar) for artifact in artifacts] if kernels or unused else []
+    rows = [row for one in sizes for row in one.kernels if only in row.name or only in row.code]
+    use = {library: found for one in sizes for library, found in one.use.items()}
+    left = [code for found in use.values() for code in found.unused] + [*repeated(use)]
     if json:
-        print_json("inspect", inspection.document)
+        loaded = [row for found in use.values() for row in found.loaded]
+        print_json("inspect", inspect_document(inspection, kernels=rows, unused=left, loaded=loaded))
     else:
         _print(inspection, detail=detail)
+        if kernels:
+            out().print(_kernel_table(merged(rows), top))
+        if unused:
+            for shown in _unused(left):
+                out().print(shown, markup=False)
     for skipped in inspection.damaged:
         err().print(f"warning: skipped {skipped.reason}", markup=False)
     return ExitCode.BAD_INPUT if inspection.damaged else ExitCode.OK
@@ -164,6 +189,50 @@ def _short(groups: Sequence[ImageGroup]) -> str:
             number = f"{group.target.capability.number}{group.target.suffix.value}"
             by_kind.setdefault(words[group.target.kind], []).append(number)
     return ", ".join(f"{kind} {' '.join(names)}" for kind, names in by_kind.items())
+
+
+def _kernel_table(rows: Sequence[KernelRow], top: int) -> object:
+    """The largest; sizes are those of unpacked code."""
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.core.format import counted
+
+    shown = [
+        [
+            f"{row.name} ({row.unit})" if row.unit else row.name,
+            row.code,
+            f"{row.functions}",
+            *(human_bytes(size) if size else "" for size in (row.text, row.constants, row.tables)),
+            human_bytes(row.size),
+        ]
+        for row in rows[:top]
+    ]
+    if rest := rows[top:]:
+        functions, size = f"{sum(row.functions for row in rest)}", human_bytes(sum(row.size for row in rest))
+        shown.append([counted(len(rest), "more name"), "", functions, "", "", "", size])
+    columns = ["Kernel", "Code for", "Functions", "Code", "Constants", "Tables", "Unpacked"]
+    return table(columns, shown, optional=["Constants", "Tables", "Code", "Functions"])
+
+
+def _unused(left: Sequence[UnusedCode]) -> Iterable[object]:
+    """Code that no GPU loads, by reason and architecture, and what a build can do about it."""
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.verification.inspection.unused import Why
+
+    sums: dict[tuple[str, Why], dict[str, int]] = {}
+    for code in left:
+        sizes = sums.setdefault((code.library.rpartition("/")[2], code.why), {})
+        sizes[code.code] = sizes.get(code.code, 0) + code.size
+    if not sums:
+        yield "All GPU code is loaded by some GPU."
+        return
+    rows = [
+        [library, why.value, human_bytes(sum(sizes.values())), ", ".join(sorted(sizes, key=lambda name: -sizes[name]))]
+        for (library, why), sizes in sorted(sums.items(), key=lambda pair: -sum(pair[1].values()))
+    ]
+    yield table(["Library", "Not loaded", "Stored", "Code for"], rows)
+    for why in Why:
+        if size := sum(sum(sizes.values()) for (_, own), sizes in sums.items() if own is why):
+            yield f"{human_bytes(size)} {why.value}: {why.meaning}. To avoid it: {why.remedy}."
 
 
 def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:

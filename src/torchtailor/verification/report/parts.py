@@ -17,12 +17,14 @@ def resource(name: str) -> str:
     return files("torchtailor.verification.report").joinpath("assets", name).read_text("utf-8")
 
 
-def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: str) -> str:
-    """A page that needs no other file: an asset with its values, styles, script, and the JSON it was made from."""
+def whole_page(
+    body: str, *, title: str, document: Mapping[str, Any], scripts: Sequence[str] = (), **values: str
+) -> str:
+    """A page that needs no other file: an asset with its values, styles, scripts, and the JSON it was made from."""
     return Template(resource("frame.html")).substitute(
         title=escape(title),
         style=resource("style.css"),
-        script=resource("script.js"),
+        script="\n".join(map(resource, ("script.js", *scripts))),
         body=Template(resource(body)).substitute(values),
         data=embedded(document),
     )
