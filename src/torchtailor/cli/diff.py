@@ -48,7 +48,7 @@ def command(
     allowed = read_budget(budget) if budget else None
     with ProgressBar(quiet=json or markdown) as bar:
         sources = SizeSources(
-            python=python,
+            python=_options.only("--python", python),
             platform=platform,
             insecure=insecure,
             index_url=index_url,

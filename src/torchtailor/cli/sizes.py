@@ -49,7 +49,7 @@ def command(
 
     with ProgressBar(quiet=json) as bar:
         sources = SizeSources(
-            python=python,
+            python=_options.only("--python", python),
             platform=platform,
             insecure=insecure,
             index_url=index_url,
