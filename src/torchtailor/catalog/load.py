@@ -116,7 +116,7 @@ class Catalog:
             return release
         raise NoMatchError(
             f"No release is called {name!r}.",
-            f"Known: {', '.join(self.releases)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
+            f"Known: {', '.join(sorted(self.releases, key=lambda one: self.releases[one].version))}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
 
     def method(self, name: str) -> Method:

@@ -37,7 +37,7 @@ def command(
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     json: _options.Json = False,
 ) -> int:
-    """Show where two artifacts differ in size, and why."""
+    """Show where two artifacts differ in size; fail over a budget."""
     from torchtailor.cli._sizes import SizeSources
     from torchtailor.cli.ui import ProgressBar, err, out, print_json, print_text
     from torchtailor.verification.inspection.measure import Wanted

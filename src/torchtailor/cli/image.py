@@ -87,7 +87,7 @@ def command(
     json: _options.Json = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
-    """Cut a container image for given GPUs: from a registry, an OCI layout or an archive."""
+    """Cut a container image: in a registry, OCI layout or archive."""
     from torchtailor.cli.ui import ProgressBar, err, out, print_json
     from torchtailor.core.disk import check_output
     from torchtailor.core.errors import UsageError

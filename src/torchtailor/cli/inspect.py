@@ -47,7 +47,7 @@ def command(
     top: Annotated[int, typer.Option("--top", min=1, help="With --kernels: so many rows.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:
-    """Show the GPU code inside libraries, wheels, environments and images."""
+    """Show the GPU code in libraries, wheels, environments, images."""
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named

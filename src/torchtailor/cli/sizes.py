@@ -41,7 +41,7 @@ def command(
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     json: _options.Json = False,
 ) -> None:
-    """Show where the bytes of an artifact are, or how a project grew from release to release."""
+    """Show where bytes are, or how a project grew by release."""
     from torchtailor.cli._sizes import SizeSources
     from torchtailor.cli.ui import ProgressBar, err, print_json
     from torchtailor.verification.inspection.measure import SizesDocument, Wanted

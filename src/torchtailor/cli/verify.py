@@ -58,7 +58,7 @@ def command(
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
-    """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
+    """Prove an artifact: its code, files, import, results on the GPU."""
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named

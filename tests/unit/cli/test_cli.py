@@ -55,7 +55,7 @@ def test_help_and_version() -> None:
         (["matrix", "--json", "--csv"], ExitCode.USAGE, "are mutually exclusive"),
         (["matrix", "sm{80"], ExitCode.USAGE, "brace"),
         (["matrix", "zzz*"], ExitCode.NO_MATCH, "No variant matches"),
-        (["matrix", "--release", "9.9"], ExitCode.NO_MATCH, "Known: main"),
+        (["matrix", "--release", "9.9"], ExitCode.NO_MATCH, "Known: 2.0, 2.1"),
         (["matrix", "--gpu", "Voodoo 2"], ExitCode.NO_MATCH, "compute capability"),
         (["matrix", "--python", "2.7"], ExitCode.NO_MATCH, "3.13"),
         (["matrix", "--why", "sm121"], ExitCode.NO_MATCH, "Names look like"),

@@ -59,7 +59,7 @@ def add(root: Path, cuda: str, *, rev: str = NEW, more: str = "", isa: str = "av
 
 def release(catalog: Catalog, root: Path) -> tuple[str, bool]:
     found = open_tree(catalog, tree_at(root), with_nix=False).identified
-    return found.release.name, found.certain
+    return found.release.recipe_name, found.certain
 
 
 def test_the_version_decides_and_not_the_cuda_in_the_names(catalog: Catalog, tmp_path: Path) -> None:
