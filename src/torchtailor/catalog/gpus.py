@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, Self
@@ -106,6 +107,15 @@ class CodeTarget:
 
     def __str__(self) -> str:
         return f"{self.kind.value}_{self.capability.number}{self.suffix.value}"
+
+
+def codes_named(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
+    """What architectures are for; what nobody has met is left out."""
+    found = []
+    for label in labels:
+        with suppress(ValueError):
+            found.append(CodeTarget.parse(label))
+    return tuple(found)
 
 
 class Fit(Enum):

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchtailor.catalog import Capability, CodeTarget
+from torchtailor.catalog import Capability
+from torchtailor.catalog.gpus import codes_named
 from torchtailor.core.documents import Seconds, document
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.format import counted
@@ -312,7 +313,7 @@ def _lost_before(artifact: Artifact, options: Cut) -> ImpossibleError | None:
     for row in rows:
         if row.get("moved"):
             continue  # to packs, where it still is
-        kept, dropped = (_codes(row.get(name, ())) for name in ("kept", "dropped"))
+        kept, dropped = (codes_named(row.get(name, ())) for name in ("kept", "dropped"))
         for device in options.targets.devices:
             runs = [any(options.policy.fits(device, code) for code in codes) for codes in (kept, dropped)]
             if runs == [False, True]:
@@ -323,15 +324,6 @@ def _lost_before(artifact: Artifact, options: Cut) -> ImpossibleError | None:
                     "Cut the stock one.",
                 )
     return None
-
-
-def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
-    """What architectures are for; what nobody has met is left out."""
-    found = []
-    for label in labels:
-        with suppress(ValueError):
-            found.append(CodeTarget.parse(label))
-    return tuple(found)
 
 
 def _as_it_was(result: TailorResult) -> TailorResult:

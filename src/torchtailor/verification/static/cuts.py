@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torchtailor.catalog import Catalog, CodeTarget, TorchArch
-from torchtailor.catalog.gpus import NO_GPU_LABEL
+from torchtailor.catalog.gpus import NO_GPU_LABEL, codes_named
 from torchtailor.code.gpucode.policy import Policy
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.surgery.result import LibraryStatus
@@ -68,11 +67,11 @@ class CutRecord:
 
     @property
     def codes_before(self) -> tuple[CodeTarget, ...]:
-        return _codes(self.bytes_before)
+        return codes_named(self.bytes_before)
 
     @property
     def codes_removed(self) -> tuple[CodeTarget, ...]:
-        return _codes(self.row.get("dropped", {}))
+        return codes_named(self.row.get("dropped", {}))
 
     def policy(self, catalog: Catalog) -> Policy:
         """The policy it was cut by."""
@@ -82,14 +81,6 @@ class CutRecord:
         targets = Targets(archs, bool(target.get("keep_ptx")))
         policy = Policy(targets, catalog.rules, keep_lto=keeps_lto(self.manifest))
         return policy.for_library(self.library)
-
-
-def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
-    codes = []
-    for label in labels:
-        with suppress(ValueError):  # code that nobody can name
-            codes.append(CodeTarget.parse(label))
-    return tuple(codes)
 
 
 def keeps_lto(manifest: Mapping[str, Any]) -> bool:
