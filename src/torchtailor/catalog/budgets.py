@@ -27,8 +27,8 @@ class Allowance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The allowances of a project; names may have `*`."""
 
-    total: Allowance = Allowance()
-    package: Mapping[str, Allowance] = {}
+    total: Annotated[Allowance, Meta(description="everything together")] = Allowance()
+    package: Annotated[Mapping[str, Allowance], Meta(description="by the package's name")] = {}
     library: Annotated[Mapping[str, Allowance], Meta(description="by its file name or path")] = {}
     architecture: Annotated[Mapping[str, Allowance], Meta(description="`sm_90`, `compute_120`")] = {}
 

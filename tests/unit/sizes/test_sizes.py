@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.calling import call
 from tests.oracle.library import read_library
 from tests.unit.gpucode.builders import BASE_FLAGS, FIXTURES, Entry, Place, container, cubin, elf
+from tests.unit.gpucode.test_foreign import BUNDLE, PACKED
 from torchtailor.core.errors import ExitCode
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.inspection.measure import Sizes, Wanted, measure
@@ -241,3 +242,15 @@ def test_repeated_code_is_found_in_several_libraries(tmp_path: Path) -> None:
     assert repeated(tmp_path / "a.so") == []
     (again,) = repeated(tmp_path)
     assert (again["code"], again["images"]) == ("sm_90", 1)
+
+
+@pytest.mark.parametrize("bundle", [BUNDLE, PACKED], ids=["plain", "compressed"])
+def test_code_for_other_makers_gpus_has_its_architectures(bundle: bytes, tmp_path: Path) -> None:
+    library = elf(Place(".hip_fatbin", bundle), Place(".data", b"x" * 99))
+    wheel = wheel_of(tmp_path, "rocm-1.0", {"rocm/lib.so": library})
+    sizes = measured(wheel)
+    inspected = json.loads(call("inspect", wheel, "--json").stdout)["inputs"][0]["files"][0]["architectures"]
+    codes = {name: total.size for name, total in sizes.by(lambda row: row.code).items() if name != "containers"}
+    assert codes == {row["name"]: row["stored"] for row in inspected} and len(codes) > 1
+    assert sizes.packed == wheel.stat().st_size
+    assert sum(row.size for row in sizes.rows if row.file == "rocm/lib.so") == len(library)

@@ -88,6 +88,11 @@ def foreign_code(elf: ElfFile) -> tuple[ImageGroup, ...]:
     return _in_sections(elf.source, ranges)
 
 
+def holds_foreign_code(section: str) -> bool:
+    """Whether a section of this name is for code of other makers' GPUs."""
+    return section.startswith((*_HIP_SECTIONS, *_SYCL_SECTIONS))
+
+
 def foreign_platform(elf: ElfFile) -> str:
     """The platform of another maker that a library for Linux has code for, by its sections; empty for none."""
     names = [one.name for one in elf.sections if one.in_file and one.size]

@@ -13,6 +13,8 @@ from torchtailor.code.binary.elf import ElfFile, NotElfError, UnsupportedElfErro
 from torchtailor.code.binary.inflate import InflateSource
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.files import CodeFile, is_code_file
+from torchtailor.code.gpucode.foreign import foreign_code
+from torchtailor.code.gpucode.report import ImageGroup
 from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.documents import Bytes
@@ -25,7 +27,7 @@ from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import WheelArchive
 from torchtailor.verification.inspection.kernels import KernelRow, host_functions, read_kernels
-from torchtailor.verification.inspection.parts import ByteClass, ByteSpan, class_of_file, spans_of
+from torchtailor.verification.inspection.parts import CONTAINERS, ByteClass, ByteSpan, class_of_file, spans_of
 from torchtailor.verification.inspection.unused import CodeUse, code_use
 
 
@@ -125,11 +127,14 @@ class _Job:
         return self.library.size
 
 
+Parts = tuple[tuple[ByteClass, str, int, int | None], ...]  # class, architecture, bytes, packed bytes
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredLibrary:
     """The bytes of one library."""
 
-    parts: tuple[tuple[ByteClass, str, int, int | None], ...]  # class, architecture, bytes, packed bytes
+    parts: Parts
     kernels: tuple[KernelRow, ...] = ()
     use: CodeUse | None = None
     skipped: str = ""
@@ -209,7 +214,8 @@ def _measure(job: _Job) -> MeasuredLibrary:
                 else ()
             )
             use = code_use(source, library.name, code) if job.wanted.use and code.containers else None
-            return MeasuredLibrary(_parts(spans_of(elf, code), source), kernels, use)
+            parts = _named_parts(_parts(spans_of(elf, code), source), foreign_code(elf))
+            return MeasuredLibrary(parts, kernels, use)
     except NotElfError:  # a large file that might have been a program
         return _unread(library, "")
     except UnsupportedElfError as error:
@@ -220,7 +226,7 @@ def _measure(job: _Job) -> MeasuredLibrary:
         return _unread(library, f"{library.name} cannot be read: {error.strerror}.")
 
 
-def _parts(spans: Iterable[ByteSpan], source: ByteSource) -> tuple[tuple[ByteClass, str, int, int | None], ...]:
+def _parts(spans: Iterable[ByteSpan], source: ByteSource) -> Parts:
     sizes: Counter[tuple[ByteClass, str]] = Counter()
     packed: Counter[tuple[ByteClass, str]] = Counter()
     wheel = source if isinstance(source, InflateSource) else None
@@ -233,6 +239,23 @@ def _parts(spans: Iterable[ByteSpan], source: ByteSource) -> tuple[tuple[ByteCla
             packed[key] += reached - before
             before = reached
     return tuple((*key, size, packed[key] if wheel else None) for key, size in sizes.items())
+
+
+def _named_parts(parts: Parts, groups: Iterable[ImageGroup]) -> Parts:
+    """The same with code for other makers' GPUs by architecture, which the bytes of its sections only hold."""
+    sizes = {group.label: group.stored for group in groups}
+    found = []
+    for kind, code, size, packed in parts:
+        if kind is not ByteClass.GPU or code != CONTAINERS:
+            found.append((kind, code, size, packed))
+            continue
+        named = {label: stored for label, stored in sizes.items() if sum(sizes.values()) <= size}
+        at = 0
+        for label, stored in (*named.items(), (CONTAINERS, size - sum(named.values()))):
+            share = None if packed is None else packed * (at + stored) // size - packed * at // size
+            found.append((kind, label, stored, share))
+            at += stored
+    return tuple(part for part in found if part[2])
 
 
 def _measure_code_file(library: LibraryFile) -> MeasuredLibrary:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import Section, SectionType
 from torchtailor.code.gpucode.fatbin import Image, Part
+from torchtailor.code.gpucode.foreign import holds_foreign_code
 from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LibraryCode
 
 CONTAINERS = "containers"  # headers of containers, and what pads them
@@ -109,7 +110,7 @@ def _section_spans(elf: ElfFile) -> Iterator[ByteSpan]:
     if elf.sections:
         for section in elf.sections:
             if section.in_file:
-                code = CONTAINERS if section.name in CONTAINER_SECTIONS else ""
+                code = CONTAINERS if _only_gpu_code(section) else ""
                 yield ByteSpan(section.offset, section.file_end, _class_of(section), code)
         return
     for segment in elf.loads:
@@ -118,8 +119,12 @@ def _section_spans(elf: ElfFile) -> Iterator[ByteSpan]:
             yield ByteSpan(segment.offset, segment.file_end, kind)
 
 
+def _only_gpu_code(section: Section) -> bool:
+    return section.name in CONTAINER_SECTIONS or holds_foreign_code(section.name)
+
+
 def _class_of(section: Section) -> ByteClass:
-    if section.name in CONTAINER_SECTIONS:
+    if _only_gpu_code(section):
         return ByteClass.GPU
     if section.name.startswith((".debug_", ".zdebug_", ".gdb_index")):
         return ByteClass.DEBUG
