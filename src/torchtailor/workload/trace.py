@@ -10,6 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,9 @@ _LABEL_DIGITS = 7
 
 Identity = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z", description="the identity of a library")]
 Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+PageNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+PAGE = 4096  # bytes of the pages that traces count in, whatever the pages of the machine
 
 
 class TracedLibrary(msgspec.Struct, frozen=True, order=True):
@@ -39,6 +43,7 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
     stored: Size = 0  # of all containers
     stored_used: Size = 0  # of those that were loaded
     sizes: tuple[Size, ...] = ()  # of each of those, in the order of `used`; a union of traces is counted by them
+    pages: tuple[tuple[PageNumber, PageNumber], ...] = ()  # (first, count): touched, of segments without write access
 
     def __post_init__(self) -> None:
         if list(self.used) != sorted(set(self.used)) or (self.used and self.used[-1] >= self.containers):
@@ -47,6 +52,15 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
             raise ValueError("more bytes were used than there are")
         if self.sizes and len(self.sizes) != len(self.used):
             raise ValueError("there is not one size for each used container")
+        if any(not count for _, count in self.pages) or any(
+            first + count > following for (first, count), (following, _) in pairwise(self.pages)
+        ):
+            raise ValueError("the ranges of pages are empty, not sorted, or overlap")
+
+    @property
+    def touched(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of addresses of the stock library that were touched, as (start, end); its base is 0."""
+        return tuple((first * PAGE, (first + count) * PAGE) for first, count in self.pages)
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -74,6 +88,9 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
         for library in sorted(self.libraries):
             if library.used:
                 hasher.update(f"{library.identity} {' '.join(map(str, library.used))}\n".encode())
+            if library.pages:
+                pages = " ".join(f"{first}+{count}" for first, count in library.pages)
+                hasher.update(f"{library.identity} pages {pages}\n".encode())
         for path in sorted(self.opened):
             hasher.update(f"{path}\n".encode(errors="surrogateescape"))
         return hasher.hexdigest()
@@ -142,6 +159,7 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
 def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
     """One library that several traces have; the largest sizes are those of the stock one."""
     first = max(same, key=lambda one: one.stored)
+    first = msgspec.structs.replace(first, pages=merged_pages(pages for one in same for pages in one.pages))
     if any(one.containers != first.containers for one in same):
         raise BadInputError(
             f"Two traces name {first.name} with {first.containers} and another number of GPU code containers.",
@@ -163,6 +181,23 @@ def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
         stored_used=known,
         sizes=tuple(sizes[position] for position in used),
     )
+
+
+def ranges_of_pages(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers of pages as the sorted, disjoint ranges (first, count) of a trace."""
+    return merged_pages((number, 1) for number in numbers)
+
+
+def merged_pages(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges (first, count) in as few as possible."""
+    merged: list[tuple[int, int]] = []
+    for first, count in sorted(ranges):
+        if merged and first <= sum(merged[-1]):
+            start, length = merged[-1]
+            merged[-1] = (start, max(length, first + count - start))
+        else:
+            merged.append((first, count))
+    return tuple(merged)
 
 
 def read_trace(path: Path) -> Trace:
