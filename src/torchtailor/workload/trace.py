@@ -1,4 +1,5 @@
-"""Traces: which containers of which libraries a program loaded, and which files of its environment it opened.
+"""Traces: which containers of which libraries a program loaded, which pages of them it touched, and which files of its
+environment it opened.
 
 A library is known by what does not change when it is cut (`identity.py`), a container by its position in it, and a
 file by its path below site-packages: a trace taken on one machine counts on every other.
@@ -62,6 +63,10 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
         """The ranges of addresses of the stock library that were touched, as (start, end); its base is 0."""
         return tuple((first * PAGE, (first + count) * PAGE) for first, count in self.pages)
 
+    @property
+    def touched_size(self) -> int:
+        return sum(count for _, count in self.pages) * PAGE
+
 
 class _Kind(msgspec.Struct, frozen=True):
     """What a document says that it is; all else in a trace may be absent."""
@@ -78,6 +83,7 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     programs: tuple[str, ...] = ()
     processes: Size = 0
     lost: tuple[str, ...] = ()  # what could not be recorded, in words
+    neighbours: bool = False  # the kernel mapped pages in groups: those beside touched ones are named too
     schema: str = SCHEMA
     version: int = VERSION
 
@@ -104,6 +110,10 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     def stored_used(self) -> int:
         return sum(library.stored_used for library in self.libraries)
 
+    @property
+    def touched_size(self) -> int:
+        return sum(library.touched_size for library in self.libraries)
+
     def to_bytes(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
 
@@ -117,6 +127,7 @@ class TraceLibrary(msgspec.Struct):
     used: int
     stored: Bytes
     stored_used: Bytes
+    touched: Annotated[Bytes, msgspec.Meta(description="bytes of code and read-only data, in pages of 4 KiB")] = 0
 
 
 class TraceDocument(msgspec.Struct):
@@ -129,15 +140,20 @@ class TraceDocument(msgspec.Struct):
     libraries: tuple[TraceLibrary, ...]
     opened: Annotated[int, msgspec.Meta(description="files that were opened")]
     lost: Annotated[tuple[str, ...], msgspec.Meta(description="what could not be recorded")]
+    neighbours: Annotated[bool, msgspec.Meta(description="pages beside touched ones are counted too")] = False
 
 
 def trace_facts(trace: Trace, name: str) -> TraceDocument:
     """What a trace holds, in figures."""
     libraries = tuple(
-        TraceLibrary(one.name, one.identity, one.containers, len(one.used), one.stored, one.stored_used)
+        TraceLibrary(
+            one.name, one.identity, one.containers, len(one.used), one.stored, one.stored_used, one.touched_size
+        )
         for one in trace.libraries
     )
-    return TraceDocument(name, trace.label, trace.processes, trace.programs, libraries, len(trace.opened), trace.lost)
+    return TraceDocument(
+        name, trace.label, trace.processes, trace.programs, libraries, len(trace.opened), trace.lost, trace.neighbours
+    )
 
 
 def merge_traces(traces: Iterable[Trace]) -> Trace:
@@ -153,6 +169,7 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
         programs=tuple(dict.fromkeys(program for trace in traces for program in trace.programs)),
         processes=sum(trace.processes for trace in traces),
         lost=tuple(dict.fromkeys(what for trace in traces for what in trace.lost)),
+        neighbours=any(trace.neighbours for trace in traces),
     )
 
 

@@ -30,6 +30,7 @@ _Static_assert(sizeof(void *) == 8, "GPU code exists for 64-bit programs only");
 #define TT_KEY 16
 #define TT_TICKET 40 /* the header of an empty container, "TTPACK1\0", the key */
 #define TT_CONTAINER_HEADER 16
+enum { TT_LINE = 2 * PATH_MAX + 256 };
 
 /* One lock for all that threads share. A thread that is inside the hook is busy: files that it opens then, also from a
  * signal handler, are not recorded. */
@@ -63,6 +64,13 @@ void tt_each_object(int (*callback)(struct dl_phdr_info *, size_t, void *), void
 int tt_forked(void); /* without exec since */
 void tt_objects_before_fork(void);
 void tt_objects_after_fork(int in_child);
+struct tt_mapping { /* a line of /proc/self/maps */
+    uintptr_t start, end;
+    uint64_t offset;
+    int runs, writes; /* may be executed, written to */
+    const char *path; /* empty where it is no file */
+};
+void tt_each_mapping(void (*callback)(const struct tt_mapping *, void *), void *data);
 void tt_lead_cudart_here(tt_dlsym_function ours);
 void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
 
@@ -100,7 +108,15 @@ void tt_record_unlocked(const char *path);
 void tt_record_objects(void);
 uint64_t tt_image_size(const void *code, size_t room);
 void tt_note_miss(const struct tt_place *place, const uint8_t key[TT_KEY], const char *pack);
+int tt_record_name(char path[PATH_MAX], const char *end);
+size_t tt_put(char *line, size_t at, const char *text);
 void tt_key_text(const uint8_t key[TT_KEY], char text[2 * TT_KEY + 1]);
+
+/* --- pages.c: which pages of libraries a process touches */
+void tt_watch_pages(int in_child);
+void tt_note_pages(void);
+void tt_before_exec(void);
+void tt_after_exec(void);
 
 /* --- hook.c: calls on their way to the driver */
 void *tt_wrap_named(const char *name, void *function);

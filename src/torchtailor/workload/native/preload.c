@@ -187,13 +187,19 @@ static void note_named(const char *name) {
     TT_EXPORT int name(const char *path, char *const arguments[]) {                                                    \
         execv_function call = atomic_load(&next_##name);                                                               \
         noting(path);                                                                                                  \
-        return (call ? call : (execv_function)(uintptr_t)next(#name))(path, arguments);                                \
+        tt_before_exec();                                                                                              \
+        int result = (call ? call : (execv_function)(uintptr_t)next(#name))(path, arguments);                          \
+        tt_after_exec();                                                                                               \
+        return result;                                                                                                 \
     }
 #define EXECVE(name, noting)                                                                                           \
     TT_EXPORT int name(const char *path, char *const arguments[], char *const variables[]) {                           \
         execve_function call = atomic_load(&next_##name);                                                              \
         noting(path);                                                                                                  \
-        return (call ? call : (execve_function)(uintptr_t)next(#name))(path, arguments, variables);                    \
+        tt_before_exec();                                                                                              \
+        int result = (call ? call : (execve_function)(uintptr_t)next(#name))(path, arguments, variables);              \
+        tt_after_exec();                                                                                               \
+        return result;                                                                                                 \
     }
 #define SPAWN(name, noting)                                                                                            \
     TT_EXPORT int name(pid_t *restrict pid, const char *restrict path,                                                 \
@@ -213,12 +219,15 @@ SPAWN(posix_spawnp, note_named)
 
 /* --- the end: libraries that were loaded last */
 
-__attribute__((destructor)) static void finish(void) { tt_record_objects(); }
+__attribute__((destructor)) static void finish(void) {
+    tt_record_objects();
+    tt_note_pages();
+}
 
 #define EXIT(name)                                                                                                     \
     TT_EXPORT _Noreturn void name(int status) {                                                                        \
         void (*call)(int) = atomic_load(&next##name);                                                                  \
-        if (!tt_busy && !tt_is_copy()) tt_record_objects();                                                            \
+        if (!tt_busy && !tt_is_copy()) finish();                                                                       \
         if (call) call(status);                                                                                        \
         for (;;) syscall(SYS_exit_group, status);                                                                      \
     }
