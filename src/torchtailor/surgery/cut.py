@@ -132,7 +132,8 @@ class Cut:
 
     def unopened(self, sizes: Mapping[str, int]) -> int:
         """Bytes of these files that the workload never opened."""
-        return sum(sizes[path] for path in self.workload.unopened(sizes)) if self.workload else 0
+        unopened = self.workload.unopened(sizes, sources=not self.no_pack) if self.workload else ()
+        return sum(sizes[path] for path in unopened)
 
     def left_out(
         self,
@@ -140,14 +141,19 @@ class Cut:
         read_code: ReadCode,
         is_nvidias: Callable[[str], bool],
         drops: Drops | None = None,
+        *,
+        sources: bool = False,
     ) -> FilesLeftOut:
         """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
-        that only --nvidia changes."""
+        that only --nvidia changes. With `sources` modules that were never imported go, into packs."""
         found = (drops or self.drops).find(sizes, read_code)
         if self.drop_unopened and self.workload:
             found |= {
                 path: DroppedFile(path, UNOPENED, sizes[path])
-                for path in self.workload.unopened({path: size for path, size in sizes.items() if path not in found})
+                for path in self.workload.unopened(
+                    {path: size for path, size in sizes.items() if path not in found},
+                    sources=sources and not self.no_pack,
+                )
             }
         refused = {path: file for path, file in found.items() if not self.nvidia and is_nvidias(path)}
         return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)
@@ -162,7 +168,8 @@ class Cut:
         """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`, `host`."""
         if self.split:
             return HOST
-        return f"{self.targets.label}.{self.workload.label}" if self.workload else self.targets.label
+        own = self.targets.label
+        return ".".join(part for part in (own, self.workload.label) if part) if self.workload else own
 
     @property
     def workers(self) -> int:

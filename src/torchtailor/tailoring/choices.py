@@ -8,8 +8,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.advise.host.targets import read_targets
+from torchtailor.advise.host.targets import ARCH_LIST_VARIABLE, read_targets
 from torchtailor.catalog import load_catalog
+from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import UsageError
 from torchtailor.surgery.cut import Cut
 from torchtailor.workload.choice import TracedWorkload
@@ -48,8 +49,13 @@ def cut_for(
 ) -> Cut:
     """The cut for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides), with all that torchtailor.toml implies."""
     catalog = load_catalog()
-    targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
-    cut = with_choices(Cut(targets), **choices)
+    cut = with_choices(Cut(), **choices)
+    named = gpus or environment.get(ARCH_LIST_VARIABLE)
+    if named or keep_ptx or cut.workload is None or cut.workload.uses_gpu_code:
+        targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    else:
+        targets = Targets((), source="the trace", cpu=True)
+    cut = replace(cut, targets=targets)
     if targets.none:
         check_without_gpu(cut)
     return cut.resolved(catalog)

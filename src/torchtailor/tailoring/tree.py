@@ -231,7 +231,7 @@ def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLe
     def is_nvidias(path: str) -> bool:
         return any(is_proprietary(package.metadata) for package in tree.packages(path))
 
-    return cut.left_out(tree.sizes, read_code, is_nvidias, drops)
+    return cut.left_out(tree.sizes, read_code, is_nvidias, drops, sources=isinstance(tree, LocalTree))
 
 
 class StripRule:

@@ -70,26 +70,33 @@ class TracedWorkload:
         return self.trace.label
 
     @property
+    def uses_gpu_code(self) -> bool:
+        return any(library.used for library in self.trace.libraries)
+
+    @property
     def knows_files(self) -> bool:
         """Whether the traces tell which files were opened."""
         return bool(self.trace.opened) and FILES_UNKNOWN not in self.trace.lost
 
-    def unopened(self, sizes: Mapping[str, int]) -> list[str]:
+    def unopened(self, sizes: Mapping[str, int], *, sources: bool = False) -> list[str]:
         """Of these files, by path and size, those that were never opened: large ones, small ones that only compilers
-        read, and bytecode of modules that were not imported, which Python makes again from their source. Python's
-        sources are found by other names than they were asked for, and licences stay. Files beside packages, such as
-        Python itself, are not in a trace."""
+        read, and bytecode of modules that were not imported, which Python makes again from their source; with `sources`
+        also these, which go to packs. What was looked for, and licences stay. Files beside packages, such as Python
+        itself, are not in a trace."""
         if not self.trace.opened:
             return []
-        opened = set(self.trace.opened)
+        opened = {*self.trace.opened, *self.trace.looked}
         imports = any(path.endswith(_PYTHON) for path in opened)  # else it is not known what was imported
         used = {library.name for library in self.trace.libraries if library.used}  # misses tell of no files
         names = _names_in_traces(sizes)
+        moved = set(_unused_modules(names, opened)) if sources and imports else set()
+        cached = any(path.endswith(".pyc") for path in opened)
         return [
             path
             for path, size in sizes.items()
             if (
-                (imports and _is_unused_bytecode(path, names, opened))
+                path in moved
+                or (imports and _is_unused_bytecode(path, names, opened, cached=cached))
                 or ((size >= _LARGE or path.endswith(_FOR_COMPILERS)) and not path.endswith((*_PYTHON, _CERTIFICATES)))
             )
             and not _LICENCE.search(path)
@@ -110,11 +117,26 @@ class TracedWorkload:
         return frozenset(range(count)) if whole else used
 
 
-def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str]) -> bool:
-    """Whether a file is the bytecode of a module whose source is there, and neither was opened."""
+def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str], *, cached: bool) -> bool:
+    """Whether a file is the bytecode of a module whose source is there, and that was not imported: it was not opened,
+    and the source was neither, or for another reason, as all that was imported was `cached`."""
     match = _BYTECODE.fullmatch(path)
     source = f"{match['folder']}{match['module']}.py" if match else ""
-    return source in names and names.get(path) not in opened and names[source] not in opened
+    return source in names and names.get(path) not in opened and (cached or names[source] not in opened)
+
+
+def _unused_modules(names: Mapping[str, str], opened: Collection[str]) -> Iterable[str]:
+    """The sources of modules of which neither these nor bytecode was opened. Those of packages stay, as without them
+    their folder would be one, and so do modules beside a folder of their name."""
+    bytecode = {f"{match['folder']}{match['module']}.py" for path in opened if (match := _BYTECODE.fullmatch(path))}
+    folders = {path.rpartition("/")[0] for path in names}
+    for path, name in names.items():
+        folder, _, file = path.rpartition("/")
+        module = file.removesuffix(".py")
+        if file == module or not module.isidentifier() or module == "__init__":
+            continue
+        if name not in opened and name not in bytecode and f"{folder}/{module}".lstrip("/") not in folders:
+            yield path
 
 
 def _names_in_traces(paths: Iterable[str]) -> dict[str, str]:

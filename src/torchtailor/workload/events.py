@@ -93,6 +93,7 @@ class Recorded:
     loads: dict[str, set[int]] = field(default_factory=dict)  # by the path of a library, addresses
     misses: dict[str, set[tuple[int, bytes]]] = field(default_factory=dict)  # the same, with the keys of containers
     opened: set[str] = field(default_factory=set)
+    looked: set[str] = field(default_factory=set)  # for files that were there
     processes: set[str] = field(default_factory=set)
     unknown: int = 0  # raw code that belongs to no library
     lost: set[str] = field(default_factory=set)
@@ -132,6 +133,8 @@ class Recorded:
                 self.misses.setdefault(library, set()).add((int(address, 16), bytes.fromhex(key)))
             case ["open", opened]:
                 self.opened.add(opened)
+            case ["look", looked]:
+                self.looked.add(looked)
             case ["proc", process, *program]:
                 self.processes.add(process)
                 self.opened.update(program[:1])  # by the kernel
@@ -182,9 +185,12 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
         except (BadInputError, OSError, ValueError) as error:
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
             lost.append(_plain(f"{path[:_MAX_SAID]} cannot be read: {why[:_MAX_SAID].rstrip('.')}"))
+    folders = [str(root.absolute()) for root in roots]
+    opened = set(_below_sites(recorded.opened, folders))
     trace = Trace(
         libraries=tuple(libraries),
-        opened=tuple(sorted(set(_below_sites(recorded.opened, [str(root.absolute()) for root in roots])))),
+        opened=tuple(sorted(opened)),
+        looked=tuple(sorted(set(_below_sites(recorded.looked, folders)) - opened)),
         programs=tuple(map(_plain, programs)),
         processes=len(recorded.processes),
         lost=tuple(lost),

@@ -83,6 +83,7 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     programs: tuple[str, ...] = ()
     processes: Size = 0
     lost: tuple[str, ...] = ()  # what could not be recorded, in words
+    looked: tuple[RelativePath, ...] = ()  # files that were only looked for, and have to be there
     neighbours: bool = False  # the kernel mapped pages in groups: those beside touched ones are named too
     schema: str = SCHEMA
     version: int = VERSION
@@ -97,7 +98,7 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
             if library.pages:
                 pages = " ".join(f"{first}+{count}" for first, count in library.pages)
                 hasher.update(f"{library.identity} pages {pages}\n".encode())
-        for path in sorted(self.opened):
+        for path in sorted({*self.opened, *self.looked}):
             hasher.update(f"{path}\n".encode(errors="surrogateescape"))
         return hasher.hexdigest()
 
@@ -163,9 +164,11 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
     for trace in traces:
         for library in trace.libraries:
             by_identity.setdefault(library.identity, []).append(library)
+    opened = {path for trace in traces for path in trace.opened}
     return Trace(
         libraries=tuple(sorted(map(_merged, by_identity.values()), key=lambda one: (one.name, one.identity))),
-        opened=tuple(sorted({path for trace in traces for path in trace.opened})),
+        opened=tuple(sorted(opened)),
+        looked=tuple(sorted({path for trace in traces for path in trace.looked} - opened)),
         programs=tuple(dict.fromkeys(program for trace in traces for program in trace.programs)),
         processes=sum(trace.processes for trace in traces),
         lost=tuple(dict.fromkeys(what for trace in traces for what in trace.lost)),

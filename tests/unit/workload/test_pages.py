@@ -62,7 +62,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "paged.c").write_text(text)
     made = folder / "libpaged.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-z,separate-code", "-o", made, folder / "paged.c"]
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-z,separate-code", "-o", str(made), str(folder / "paged.c")]
     subprocess.run(command, check=True)
     return made
 

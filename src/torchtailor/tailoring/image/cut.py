@@ -359,7 +359,7 @@ class _OneImage:
 
     @cached_property
     def standing_in(self) -> dict[str, NewFile]:
-        return stand_ins(self.packages, self.paths_left_out)
+        return {path: new[0] for path, new in stand_ins(self.packages, self.paths_left_out).items()}
 
     def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
         layer = self.manifest.layers[number]

@@ -104,6 +104,7 @@ void tt_after_fork(void);
 void tt_record_place(const char *word, const struct tt_place *place, uint64_t size);
 void tt_record_cubin(const void *elf);
 void tt_record_open(const char *path);
+void tt_record_looked(const char *path);
 void tt_record_unlocked(const char *path);
 void tt_record_objects(void);
 uint64_t tt_image_size(const void *code, size_t room);

@@ -401,6 +401,8 @@ void tt_record_open(const char *path) {
     if (tt_recording()) record_words("open", path, NULL);
 }
 
+void tt_record_looked(const char *path) { record_words("look", path, NULL); }
+
 /* What is opened by a process that has no state of its own, and a program that is started: between vfork and exec. */
 void tt_record_unlocked(const char *path) {
     char own[PATH_MAX + 64], line[LINE];
