@@ -29,7 +29,7 @@ _FLAGS = (
     # Never unloaded: libcudart and the driver hold its functions. No build-id: it would depend on paths.
     *("-Wl,-z,nodelete", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,--build-id=none"),
 )
-_SOURCES = ("hook.c", "objects.c", "packs.c", "record.c")
+_SOURCES = ("hook.c", "objects.c", "packs.c", "pages.c", "record.c", "zstd.c")
 # Name, sources, flags of each library.
 LIBRARIES = (
     ("libtorchtailor-hook.so.1", _SOURCES, ()),
