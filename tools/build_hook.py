@@ -29,14 +29,14 @@ _FLAGS = (
     # Never unloaded: libcudart and the driver hold its functions. No build-id: it would depend on paths.
     *("-Wl,-z,nodelete", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,--build-id=none"),
 )
-_SOURCES = ("hook.c", "objects.c", "packs.c", "record.c")
+_SOURCES = ("hook.c", "objects.c", "packs.c", "pages.c", "record.c", "zstd.c")
 _C_LIBRARY = ("-ldl", "-lpthread")
 # Name, sources, flags of each library.
 LIBRARIES = (
     ("libtorchtailor-hook.so.1", _SOURCES, _C_LIBRARY),
     (
         "libtorchtailor-preload.so",
-        (*_SOURCES, "preload.c", "pages.c"),
+        (*_SOURCES, "preload.c", "touched.c"),
         ("-DTORCHTAILOR_PRELOAD", "-Wl,--version-script=preload.map", *_C_LIBRARY),
     ),
     ("libtorchtailor-audit.so", ("audit.c",), ("-nostdlib", "-ffreestanding", "-fno-stack-protector")),

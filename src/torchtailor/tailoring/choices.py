@@ -12,7 +12,7 @@ from torchtailor.advise.host.targets import ARCH_LIST_VARIABLE, read_targets
 from torchtailor.catalog import load_catalog
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import UsageError
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
@@ -28,6 +28,8 @@ def with_choices(
     workload: Sequence[Path | str] | TracedWorkload | None = None,
     margin: str = "",
     drop: Iterable[str] = (),
+    host_pages: str | HostPages | None = None,
+    pack_compress: str | PackCompression | None = None,
     **others: Any,
 ) -> Cut:
     """The cut with these choices; `workload` are the files of traces, or what was read from them."""
@@ -37,6 +39,10 @@ def with_choices(
         cut = replace(cut, targets=replace(cut.targets, keep_ptx=keep_ptx))
     if workload is not None and not isinstance(workload, TracedWorkload):
         workload = TracedWorkload.of([read_trace(Path(path)) for path in workload], margin or "exact")
+    if host_pages is not None:
+        others["host_pages"] = HostPages.of(host_pages) if isinstance(host_pages, str) else host_pages
+    if pack_compress is not None:
+        others["pack_compress"] = PackCompression.of(pack_compress) if isinstance(pack_compress, str) else pack_compress
     return replace(cut, workload=workload or cut.workload, drop=tuple(drop) or cut.drop, **others)
 
 

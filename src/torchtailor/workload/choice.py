@@ -17,6 +17,7 @@ from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
 
 _LARGE = 64 << 10
+Ranges = tuple[tuple[int, int], ...]
 _DATA = re.compile(r"[^/]+\.data/")
 _DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)[^/]+\.dist-info/[^/]+")
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
@@ -54,11 +55,15 @@ class TracedWorkload:
 
     trace: Trace
     margin: str = "exact"
+    _touched: dict[str, tuple[tuple[int, int], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _used: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.margin not in margins():
             raise NoMatchError(f"There is no margin {self.margin}.", f"There are {', '.join(margins())}.")
+        self._touched.update((library.identity, library.touched) for library in self.trace.libraries if library.pages)
         self._used.update((library.identity, frozenset(library.used)) for library in self.trace.libraries)
 
     @classmethod
@@ -105,6 +110,10 @@ class TracedWorkload:
             and path.rsplit("/", 1)[-1] not in used
             and not names[path].startswith(f"{PACK_FOLDER}/")
         ]
+
+    def touched(self, identity: str) -> Ranges:
+        """The addresses of a library that were touched, as (start, end); none where that was not recorded."""
+        return self._touched.get(identity, ())
 
     def knows_another(self, name: str, identity: str) -> bool:
         """Whether a library of this name was used, but of another release than this one."""

@@ -1,7 +1,7 @@
 """Reads what the hook recorded, process by process, and makes a trace of it.
 
 The hook knows addresses; which container lies there is read from the library itself. The format of the lines is in
-`native/record.c`, and in `native/pages.c` that of what a process had mapped at its end.
+`native/record.c`, and in `native/touched.c` that of what a process had mapped at its end.
 """
 
 from __future__ import annotations

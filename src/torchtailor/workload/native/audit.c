@@ -1,5 +1,5 @@
 /* Named by LD_AUDIT while a program is recorded: the dynamic linker says which objects it has mapped, before it relocates
- * them, and what is not writable of them is registered from then on (raw.h). pages.c notes what was touched.
+ * them, and what is not writable of them is registered from then on (raw.h). touched.c notes what was touched.
  *
  * Without the C library: it would be loaded a second time, and take of the room for thread-local variables. */
 #ifndef _GNU_SOURCE

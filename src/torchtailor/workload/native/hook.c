@@ -557,6 +557,7 @@ static void after_fork_in_parent(void) {
 
 static void after_fork_in_child(void) {
     tt_after_fork();
+    tt_pages_after_fork();
     tt_release();
     tt_objects_after_fork(1);
 #ifdef TORCHTAILOR_PRELOAD

@@ -86,6 +86,20 @@ struct tt_found {
 /* With the lock held. */
 int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_found *found);
 
+/* NULL, or what is wrong with the first bytes of a pack of this size. */
+const char *tt_check_pack_header(const uint8_t header[64], uint64_t size);
+/* Opens a pack of a library by its path, if it may be used: -1 and a reason, which is NULL where there is none. Handlers of
+ * signals call it. */
+struct stat;
+int tt_open_pack(const char *library, const char *path, int is_named, struct stat *info, const char **wrong);
+
+/* --- zstd.c: unpacking; pages.c: pages of libraries */
+#define TT_ZSTD_BOUND(size) ((size_t)(size) + ((size_t)(size) >> 8) + 512)
+/* The size of what one frame holds, or 0 where it is none or does not fit. Up to 8 bytes before `from` are read, so these
+ * must be there. Not for two threads at once. */
+size_t tt_unzstd(uint8_t *into, size_t room, const uint8_t *from, size_t size);
+void tt_pages_after_fork(void);
+
 /* The distribution whose packs have all code of a library, as it is installed. */
 struct tt_package {
     char name[128], version[128];
@@ -113,7 +127,7 @@ int tt_record_name(char path[PATH_MAX], const char *end);
 size_t tt_put(char *line, size_t at, const char *text);
 void tt_key_text(const uint8_t key[TT_KEY], char text[2 * TT_KEY + 1]);
 
-/* --- pages.c: which pages of libraries a process touches */
+/* --- touched.c: which pages of libraries a process touches */
 void tt_watch_pages(int in_child);
 void tt_note_pages(void);
 void tt_before_exec(void);
