@@ -11,7 +11,7 @@ import hashlib
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -240,6 +240,43 @@ def check_segment(image: Image, note: Note, row: Row, pages: PackedPages) -> Non
         at += len(data)
     if hasher.digest() != row.key:
         raise CheckFailedError(f"The pages at {row.address:#x} are not those that were cut out of the library.")
+
+
+def whole_bytes(image: Image, row: Row, pages: PackedPages) -> Iterator[bytes]:
+    """The bytes of a segment, from the library and its pack."""
+    at = row.address
+    for chunk in pages.chunks():
+        data = bytearray(chunk)
+        for start, end, load in image.spans(at, at + len(data)):
+            if load is not None and load.size and start < (stored := min(end, load.address + load.size)):
+                data[start - at : stored - at] = image.bytes_at(start, stored - start)
+        yield bytes(data)
+        at += len(data)
+
+
+def whole_headers(image: Image, places: Mapping[Row, int]) -> Iterator[tuple[int, bytes]]:
+    """Where the headers of a library change, if the bytes of its segments stand in its file at these places."""
+
+    def place(address: int) -> int | None:
+        found = (
+            at + address - row.address for row, at in places.items() if row.address <= address < row.address + row.size
+        )
+        return next(found, None)
+
+    rights = {row: row.flags & 7 for row in places}
+    for index, part in enumerate(image.parts):
+        at = place(part.address) if not part.size and part.memory else None
+        if at is not None and not part.flags & _W:
+            row = next(row for row in places if row.address <= part.address < row.address + row.size)
+            flags = rights[row] if part.type == _LOAD else part.flags
+            fields = (part.type, flags, at, part.address, part.address, part.memory, part.memory, part.alignment)
+            yield int(image.header[5]) + index * _PHDR.size, _PHDR.pack(*fields)
+    for index in range(int(image.header[12])):
+        where = int(image.header[6]) + index * 64
+        name, kind, flags, address, _, *rest = struct.unpack("<IIQQQQIIQQ", image.source.read(where, 64))
+        at = place(address) if kind == 8 and flags & 3 == 2 else None  # loaded, not writable, without bytes
+        if at is not None:
+            yield where, struct.pack("<IIQQQQIIQQ", name, 1, flags, address, at, *rest)
 
 
 def prove_pages(before: ByteSource, after: ByteSource, pack: ByteSource, search: str) -> None:
