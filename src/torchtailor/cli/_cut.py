@@ -210,8 +210,8 @@ def _said_of_pages(paged: Sequence[LibraryResult], cut: Cut, *, sizes: bool) -> 
         left = "would be left out" if cut.dry_run else "were left out"
         yield (
             f"{cold} of {where} that the workload did not touch {left}: no pack was asked for. "
-            "A recording does not cover a program: one that runs into what is missing ends with a sentence, and so does "
-            "an error that was not recorded."
+            "A recording does not cover a program: one that runs into what is missing ends with a sentence, and so "
+            "does an error that was not recorded."
         )
         return
     made = "would go to packs" if cut.dry_run else "are in packs"

@@ -66,7 +66,7 @@ _WORD = 8
 _PAGE_BITS = 12  # of the instruction adrp
 _CODE_ALIGNMENT = 16
 _CODE_SIZE = 64
-_MOST_PIECES = 0xF000
+_MOST_PIECES = 1 << 14  # that the hook reads
 
 
 class NotPagedError(Exception):

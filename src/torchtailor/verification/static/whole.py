@@ -12,10 +12,10 @@ from torchtailor.code.binary.source import open_source
 from torchtailor.core.disk import copy_file, write_at
 from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.proof.host_pages import (
-    Image,
-    Note,
+    LoadedImage,
     PackedPages,
-    Row,
+    PagesNote,
+    PagesRow,
     check_segment,
     find_pages,
     read_note,
@@ -44,7 +44,7 @@ def whole_library(library: Path, packs: Sequence[Path]) -> Iterator[tuple[Path, 
         if bytes(source.read(0, 4)) != b"\x7fELF" or source.size < 64:
             yield library, None
             return
-        image = Image(source)
+        image = LoadedImage(source)
         note = read_note(image)
         if note is None:
             yield library, None
@@ -65,11 +65,13 @@ def whole_library(library: Path, packs: Sequence[Path]) -> Iterator[tuple[Path, 
         yield copy, facts
 
 
-def _find(image: Image, note: Note, packs: Sequence[Path], files: ExitStack) -> dict[Row, PackedPages] | None:
+def _find(
+    image: LoadedImage, note: PagesNote, packs: Sequence[Path], files: ExitStack
+) -> dict[PagesRow, PackedPages] | None:
     """The segments of a library in the first pack that has them, all checked; None where none has."""
     for path in packs:
         pack = files.enter_context(open_source(path))
-        pages: dict[Row, PackedPages] = {}
+        pages: dict[PagesRow, PackedPages] = {}
         with suppress(BadInputError):  # a damaged pack is named where its containers are read
             pages = {row: own for row in note.rows if (own := find_pages(pack, row)) is not None}
         if len(pages) == len(note.rows):
@@ -79,7 +81,7 @@ def _find(image: Image, note: Note, packs: Sequence[Path], files: ExitStack) -> 
     return None
 
 
-def _fill(image: Image, pages: dict[Row, PackedPages], copy: Path) -> None:
+def _fill(image: LoadedImage, pages: dict[PagesRow, PackedPages], copy: Path) -> None:
     end = copy.stat().st_size
     with copy.open("rb+") as file:
         places = {}
