@@ -63,6 +63,13 @@ class PackCompression(Enum):
         return _named(cls, word, "--pack-compress")
 
 
+def _left(pages: PagesPolicy | None, used: WorkloadPolicy | None) -> HostPages | None:
+    """What was chosen; None where it is what is usual with and without packs."""
+    left = HostPages(pages.left) if pages else HostPages.KEEP
+    usual = HostPages.CODE if used and used.pack else HostPages.KEEP
+    return None if left is usual else left
+
+
 def _named(kind: type[_Choice], word: str, option: str) -> _Choice:
     try:
         return kind(word)
@@ -342,7 +349,7 @@ class Cut:
             no_pack=bool(used and not used.pack),
             drop_unopened=policy.drop_unopened,
             split=policy.split,
-            host_pages=HostPages(pages.left) if pages else HostPages.KEEP if used else None,
+            host_pages=_left(pages, used),
             gap=pages.gap if pages else DEFAULT_GAP,
             debuggable=bool(pages and pages.debuggable),
             pack_compress=PackCompression(pages.packs) if pages else PackCompression.NONE,

@@ -66,7 +66,7 @@ _WORD = 8
 _PAGE_BITS = 12  # of the instruction adrp
 _CODE_ALIGNMENT = 16
 _CODE_SIZE = 64
-_MOST_PIECES = 0xF000
+_MOST_PIECES = 1 << 14  # that the hook reads
 
 
 class NotPagedError(Exception):
@@ -550,8 +550,8 @@ def _entries(elf: ElfFile, strings: _Strings, where: str) -> list[tuple[int, int
     runpath, rpath = dynamic_text(elf, DynamicTag.RUNPATH), dynamic_text(elf, DynamicTag.RPATH)
     if search in f"{runpath}:{rpath}".split(":"):
         return entries
-    # a library with a RUNPATH is not searched for by its RPATH
-    tag = DynamicTag.RUNPATH if runpath or not rpath else DynamicTag.RPATH
+    # What a library with a RUNPATH needs is not looked for where its own RPATH and that of its users say.
+    tag = DynamicTag.RUNPATH if runpath else DynamicTag.RPATH
     text = strings.add(":".join(part for part in (runpath or rpath, search) if part))
     rest = [(one, value) for one, value in entries if one != tag]
     return [*rest, (int(tag), text)]

@@ -11,9 +11,10 @@ import pytest
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import open_source
+from torchtailor.code.binary.symbols import dynamic_symbols
 from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.workload.identity import library_identity
-from torchtailor.workload.trace import Trace, TracedLibrary, ranges_of_pages
+from torchtailor.workload.trace import PAGE, Trace, TracedLibrary, ranges_of_pages
 
 FAR = 1 << 20  # bytes between the functions
 FUNCTIONS = 6
@@ -66,6 +67,11 @@ def identity(path: Path) -> str:
         return library_identity(elf, scan_elf(elf))
 
 
-def touched(path: Path, pages: Iterable[int] = (0,)) -> Trace:
-    """A trace by which these pages of a library were touched."""
-    return Trace((TracedLibrary(identity(path), path.name, 0, (), pages=ranges_of_pages(pages)),))
+def touched(path: Path, pages: Iterable[int] = ()) -> Trace:
+    """A trace by which these pages of a library were touched: else the first, and those of what runs at its start."""
+    with open_source(path) as source:
+        elf = ElfFile(source)
+        text = next(section for section in elf.sections if section.name == ".text")
+        hot = next(symbol for symbol in dynamic_symbols(elf) if symbol.name == "hot")
+    numbers = list(pages) or [0, text.address // PAGE, hot.value // PAGE]
+    return Trace((TracedLibrary(identity(path), path.name, 0, (), pages=ranges_of_pages(numbers)),))

@@ -11,7 +11,7 @@ import hashlib
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,7 +23,7 @@ _PHDR = struct.Struct("<IIQQQQQQ")
 _DYN = struct.Struct("<qQ")
 _SYM = struct.Struct("<IBBHQQ")
 _RELA = struct.Struct("<QQq")
-_LOAD, _DYNAMIC, _NOTE, _PHDR_TYPE = 1, 2, 4, 6
+_LOAD, _DYNAMIC, _NOTE, _PHDR_TYPE, _EH_FRAME = 1, 2, 4, 6, 0x6474E550
 _X, _W, _R = 1, 2, 4
 _NEEDED, _STRTAB, _SYMTAB, _RELA_TAG, _RELASZ, _RELAENT, _STRSZ = 1, 5, 6, 7, 8, 9, 10
 _INIT, _RPATH, _RUNPATH = 12, 15, 29
@@ -54,7 +54,7 @@ class _Part:
 
 
 @dataclass
-class Image:
+class LoadedImage:
     """A library as a loader sees it."""
 
     source: ByteSource
@@ -126,7 +126,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PagesRow:
     """A segment with pages in a pack, as the library's note lists it."""
 
     address: int
@@ -136,15 +136,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class PagesNote:
     """What a library says of its pages."""
 
     at: int
-    rows: tuple[Row, ...]
+    rows: tuple[PagesRow, ...]
     cold: tuple[tuple[int, int], ...]
 
 
-def read_note(image: Image) -> Note | None:
+def read_note(image: LoadedImage) -> PagesNote | None:
     """The note of a library that was cut to its pages; None for others."""
     for part in image.parts:
         at, end = part.offset, part.offset + part.size
@@ -165,17 +165,17 @@ def read_note(image: Image) -> Note | None:
     return None
 
 
-def _note(data: bytes) -> Note:
+def _note(data: bytes) -> PagesNote:
     at, _, count, runs, _ = struct.unpack_from("<QIIII", data, 16)
-    rows = tuple(Row(*struct.unpack_from("<QQ16sQ", data, 40 + 40 * index)) for index in range(count))
+    rows = tuple(PagesRow(*struct.unpack_from("<QQ16sQ", data, 40 + 40 * index)) for index in range(count))
     start = 40 + 40 * count
-    return Note(at, rows, tuple(struct.unpack_from("<QQ", data, start + 16 * index) for index in range(runs)))
+    return PagesNote(at, rows, tuple(struct.unpack_from("<QQ", data, start + 16 * index) for index in range(runs)))
 
 
 class PackedPages:
     """The pages of one segment in a pack."""
 
-    def __init__(self, source: ByteSource, at: int, size: int, row: Row) -> None:
+    def __init__(self, source: ByteSource, at: int, size: int, row: PagesRow) -> None:
         magic, key, length, block, count, index_crc, crc = struct.unpack("<8s16sQIII16xI", source.read(at, 64))
         if magic != b"TTPAGES\0" or key != row.key or length != row.size or zlib.crc32(source.read(at, 60)) != crc:
             raise BadInputError("The pack is damaged: a segment is another than its row names.", "Make it again.")
@@ -209,7 +209,7 @@ class PackedPages:
             yield data
 
 
-def find_pages(pack: ByteSource, row: Row) -> PackedPages | None:
+def find_pages(pack: ByteSource, row: PagesRow) -> PackedPages | None:
     """A segment in a pack, by its key; None where the pack has it not."""
     magic, _, count, rows_at, _, _, size = struct.unpack("<8sIIQQQQ", pack.read(0, 48))
     if magic != b"TTPACK\r\n" or size != pack.size:
@@ -221,7 +221,7 @@ def find_pages(pack: ByteSource, row: Row) -> PackedPages | None:
     return None
 
 
-def check_segment(image: Image, note: Note, row: Row, pages: PackedPages) -> None:
+def check_segment(image: LoadedImage, note: PagesNote, row: PagesRow, pages: PackedPages) -> None:
     """Raise CheckFailedError unless the library's own bytes and the pack's have the key of the segment, together."""
     hasher = hashlib.blake2b(digest_size=16)
     at = row.address
@@ -242,9 +242,46 @@ def check_segment(image: Image, note: Note, row: Row, pages: PackedPages) -> Non
         raise CheckFailedError(f"The pages at {row.address:#x} are not those that were cut out of the library.")
 
 
+def whole_bytes(image: LoadedImage, row: PagesRow, pages: PackedPages) -> Iterator[bytes]:
+    """The bytes of a segment, from the library and its pack."""
+    at = row.address
+    for chunk in pages.chunks():
+        data = bytearray(chunk)
+        for start, end, load in image.spans(at, at + len(data)):
+            if load is not None and load.size and start < (stored := min(end, load.address + load.size)):
+                data[start - at : stored - at] = image.bytes_at(start, stored - start)
+        yield bytes(data)
+        at += len(data)
+
+
+def whole_headers(image: LoadedImage, places: Mapping[PagesRow, int]) -> Iterator[tuple[int, bytes]]:
+    """Where the headers of a library change, if the bytes of its segments stand in its file at these places."""
+
+    def place(address: int) -> int | None:
+        found = (
+            at + address - row.address for row, at in places.items() if row.address <= address < row.address + row.size
+        )
+        return next(found, None)
+
+    rights = {row: row.flags & 7 for row in places}
+    for index, part in enumerate(image.parts):
+        at = place(part.address) if part.type in (_LOAD, _EH_FRAME) and not part.size and part.memory else None
+        if at is not None and not part.flags & _W:
+            row = next(row for row in places if row.address <= part.address < row.address + row.size)
+            flags = rights[row] if part.type == _LOAD else part.flags
+            fields = (part.type, flags, at, part.address, part.address, part.memory, part.memory, part.alignment)
+            yield int(image.header[5]) + index * _PHDR.size, _PHDR.pack(*fields)
+    for index in range(int(image.header[12])):
+        where = int(image.header[6]) + index * 64
+        name, kind, flags, address, _, *rest = struct.unpack("<IIQQQQIIQQ", image.source.read(where, 64))
+        at = place(address) if kind == 8 and flags & 3 == 2 else None  # loaded, not writable, without bytes
+        if at is not None:
+            yield where, struct.pack("<IIQQQQIIQQ", name, 1, flags, address, at, *rest)
+
+
 def prove_pages(before: ByteSource, after: ByteSource, pack: ByteSource, search: str) -> None:
     """Raise CheckFailedError unless `after` is, with its pack, the library `before`, and finds the hook in `search`."""
-    old, new = Image(before), Image(after)
+    old, new = LoadedImage(before), LoadedImage(after)
     note = read_note(new)
     if note is None:
         raise CheckFailedError("The output does not say which pages were cut out of it.")
@@ -267,7 +304,7 @@ def prove_pages(before: ByteSource, after: ByteSource, pack: ByteSource, search:
 Spans = Sequence[tuple[int, int]]
 
 
-def _check_tables(old: Image, new: Image) -> Spans:
+def _check_tables(old: LoadedImage, new: LoadedImage) -> Spans:
     """The tables of the dynamic linker have the same entries, and those of the hook; returns where they were."""
     sizes = {
         _SYMTAB: _symbol_count(old) * _SYM.size,
@@ -304,7 +341,7 @@ def _check_tables(old: Image, new: Image) -> Spans:
     return places
 
 
-def _check_dynamic(old: Image, new: Image, search: str) -> None:
+def _check_dynamic(old: LoadedImage, new: LoadedImage, search: str) -> None:
     """The dynamic section says what it did, but for these tables and the hook."""
     changed = (_SYMTAB, _STRTAB, _STRSZ, _RELA_TAG, _RELASZ, _RELAENT, _VERSYM, _INIT, _RPATH, _RUNPATH, _NEEDED)
     if [e for e in old.dynamic if e[0] not in changed] != [e for e in new.dynamic if e[0] not in changed]:
@@ -322,7 +359,7 @@ def _check_dynamic(old: Image, new: Image, search: str) -> None:
         raise CheckFailedError("The output is searched for libraries in other folders than it should be.")
 
 
-def _symbol_count(image: Image) -> int:
+def _symbol_count(image: LoadedImage) -> int:
     """The number of dynamic symbols, from the section headers, which alone have it."""
     at, count = int(image.header[6]), int(image.header[12])
     for index in range(count):
@@ -332,7 +369,7 @@ def _symbol_count(image: Image) -> int:
     return 0
 
 
-def _check_parts(old: Image, new: Image, note: Note) -> None:
+def _check_parts(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
     """The other program headers are those of before, memory ends where it did, and nothing is writable and runs."""
     skipped = (_LOAD, _PHDR_TYPE, _DYNAMIC)
     rows = []
@@ -361,7 +398,7 @@ def _check_parts(old: Image, new: Image, note: Note) -> None:
                 raise CheckFailedError(f"The memory at {start:#x} has other rights in the output.")
 
 
-def _check_rows(old: Image, note: Note) -> None:
+def _check_rows(old: LoadedImage, note: PagesNote) -> None:
     """What the pack maps lies over one segment of the input each, with its rights."""
     for row in note.rows:
         whole = next(
@@ -375,7 +412,7 @@ def _check_rows(old: Image, note: Note) -> None:
             raise CheckFailedError(f"The pack's pages at {row.address:#x} lie over another segment.")
 
 
-def _check_first_code(old: Image, new: Image, note: Note) -> None:
+def _check_first_code(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
     """The output's first instructions hand the note to the function of the hook, and go on where the input began."""
     begin = new.value(_INIT) or 0
     slot = _RELA.unpack(new.bytes_at((new.value(_RELA_TAG) or 0) + (new.value(_RELASZ) or 0) - _RELA.size, _RELA.size))[
@@ -436,7 +473,7 @@ def _without(data: bytes | bytearray, at: int, spans: Spans) -> bytearray:
     return plain
 
 
-def _check_pack(old: Image, note: Note, row: Row, pages: PackedPages, tables: Spans) -> None:
+def _check_pack(old: LoadedImage, note: PagesNote, row: PagesRow, pages: PackedPages, tables: Spans) -> None:
     """What the pack maps is what the input has there; a packed one has at least what the output lacks."""
     at = row.address
     for data in pages.chunks():
@@ -450,7 +487,7 @@ def _check_pack(old: Image, note: Note, row: Row, pages: PackedPages, tables: Sp
         at += len(data)
 
 
-def _stock(old: Image, start: int, end: int, tables: Spans) -> bytearray:
+def _stock(old: LoadedImage, start: int, end: int, tables: Spans) -> bytearray:
     """The bytes of the input's file in a range of addresses, with zeros around its segments."""
     data = bytearray(end - start)
     for low, high, load in old.spans(start, end):
@@ -459,7 +496,7 @@ def _stock(old: Image, start: int, end: int, tables: Spans) -> bytearray:
     return _without(data, start, tables)
 
 
-def _check_file(old: Image, new: Image, note: Note, tables: Spans) -> None:
+def _check_file(old: LoadedImage, new: LoadedImage, note: PagesNote, tables: Spans) -> None:
     """What the output has in its file is what the input has there, and what it has not is in the pack."""
     dynamic = next((p for p in old.parts if p.type == _DYNAMIC), None)
     may_differ = [*tables, (old.loads[0].address, old.loads[0].address + _EHDR.size)]

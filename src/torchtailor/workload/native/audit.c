@@ -11,7 +11,7 @@
 #include <link.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { MAX_SEGMENTS = 128 };
+enum { AT_ONCE = 32 };
 
 static int watch = -1;
 static long owner; /* the process whose userfaultfd that is: a forked child needs its own */
@@ -21,19 +21,27 @@ static int is_elf(const ElfW(Ehdr) *header) {
     return magic[0] == ELFMAG0 && magic[1] == ELFMAG1 && magic[2] == ELFMAG2 && magic[3] == ELFMAG3;
 }
 
-/* The headers are read from the file: in memory they may lie in pages that nobody else touches. */
-static int read_segments(const char *path, ElfW(Phdr) segments[MAX_SEGMENTS]) {
-    ElfW(Ehdr) header;
-    long file = tt_raw(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | TT_O_CLOEXEC, 0, 0);
-    if (file < 0) return 0;
-    int count = 0;
-    if (tt_raw(SYS_pread64, file, (long)&header, sizeof header, 0, 0) == sizeof header && is_elf(&header) &&
-        header.e_phentsize == sizeof *segments && header.e_phnum <= MAX_SEGMENTS) {
-        long size = (long)header.e_phnum * (long)sizeof *segments;
-        if (tt_raw(SYS_pread64, file, (long)segments, size, (long)header.e_phoff, 0) == size) count = header.e_phnum;
+static void watch_segment(uintptr_t base, const ElfW(Phdr) *one) {
+    if (one->p_type != PT_LOAD || one->p_flags & PF_W || !one->p_memsz) return;
+    for (uintptr_t page = 4096; page <= 65536; page *= 4) { /* the machine's is one of these */
+        uintptr_t start = (base + one->p_vaddr) & -page;
+        uintptr_t end = (base + one->p_vaddr + one->p_memsz + page - 1) & -page;
+        if (!tt_register(watch, start, end)) return;
     }
-    tt_raw(SYS_close, file, 0, 0, 0, 0);
-    return count;
+}
+
+/* The headers are read from the file: in memory they may lie in pages that nobody else touches. */
+static void watch_segments(uintptr_t base, long file) {
+    ElfW(Ehdr) header;
+    ElfW(Phdr) segments[AT_ONCE];
+    if (tt_raw(SYS_pread64, file, (long)&header, sizeof header, 0, 0) != sizeof header || !is_elf(&header)) return;
+    if (header.e_phentsize != sizeof *segments) return;
+    for (long from = 0; from < header.e_phnum; from += AT_ONCE) {
+        long count = header.e_phnum - from < AT_ONCE ? header.e_phnum - from : AT_ONCE;
+        long size = count * (long)sizeof *segments, place = (long)header.e_phoff + from * (long)sizeof *segments;
+        if (tt_raw(SYS_pread64, file, (long)segments, size, place, 0) != size) return;
+        for (long i = 0; i < count; i++) watch_segment(base, &segments[i]);
+    }
 }
 
 EXPORT unsigned la_version(unsigned version);
@@ -41,7 +49,6 @@ unsigned la_version(unsigned version) { return version; } /* no function of ours
 
 EXPORT unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie);
 unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
-    ElfW(Phdr) segments[MAX_SEGMENTS];
     (void)cookie;
     if (space != LM_ID_BASE || !map->l_name) return 0;
     long process = tt_raw(SYS_getpid, 0, 0, 0, 0, 0);
@@ -50,15 +57,10 @@ unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
         watch = tt_new_userfaultfd();
     }
     if (watch < 0) return 0;
-    int count = read_segments(*map->l_name ? map->l_name : "/proc/self/exe", segments);
-    for (int i = 0; i < count; i++) {
-        const ElfW(Phdr) *one = &segments[i];
-        if (one->p_type != PT_LOAD || one->p_flags & PF_W || !one->p_memsz) continue;
-        for (uintptr_t page = 4096; page <= 65536; page *= 4) { /* the machine's is one of these */
-            uintptr_t start = (map->l_addr + one->p_vaddr) & -page;
-            uintptr_t end = (map->l_addr + one->p_vaddr + one->p_memsz + page - 1) & -page;
-            if (!tt_register(watch, start, end)) break;
-        }
-    }
+    const char *path = *map->l_name ? map->l_name : "/proc/self/exe";
+    long file = tt_raw(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | TT_O_CLOEXEC, 0, 0);
+    if (file < 0) return 0;
+    watch_segments(map->l_addr, file);
+    tt_raw(SYS_close, file, 0, 0, 0, 0);
     return 0;
 }

@@ -136,10 +136,10 @@ static int copy_mapped(const struct maps *maps, void *into, uintptr_t from, size
     return 1;
 }
 
-enum { MAX_SEGMENTS = 512 };
+enum { MAX_SEGMENTS = 1 << 14 }; /* a library that was cut to touched pages has hundreds */
 struct object {
     ElfW(Ehdr) header;
-    ElfW(Phdr) segments[MAX_SEGMENTS];
+    ElfW(Phdr) *segments; /* room for so many */
     uintptr_t base;
 };
 
@@ -185,9 +185,14 @@ static int is_object(const struct maps *maps, const struct tt_mapping *first, co
 static int iterate_mapped(object_callback callback, void *data) {
     struct maps maps;
     struct tt_mapping mapping;
-    struct object object;
+    size_t room = MAX_SEGMENTS * sizeof *((struct object *)NULL)->segments;
+    struct object object = {.segments = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)};
     char program[PATH_MAX];
-    if (!read_maps(&maps)) return 0;
+    if (object.segments == MAP_FAILED) return 0;
+    if (!read_maps(&maps)) {
+        munmap(object.segments, room);
+        return 0;
+    }
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     program[length > 0 ? length : 0] = '\0';
     int result = 0;
@@ -202,6 +207,7 @@ static int iterate_mapped(object_callback callback, void *data) {
         result = callback(&info, sizeof info, data);
     }
     forget_maps(&maps);
+    munmap(object.segments, room);
     return result;
 }
 

@@ -564,7 +564,7 @@ int tt_open_pack(const char *library, const char *path, int is_named, struct sta
     *wrong = NULL;
     if (is_named) {
         trust.is_named = 1;
-        if (!name || stat(path, info)) return -1;
+        if (!name || stat(path, info) || S_ISDIR(info->st_mode)) return -1;
         trust.named = info->st_uid;
         return open_trusted(AT_FDCWD, path, 0, &trust, info, wrong);
     }
