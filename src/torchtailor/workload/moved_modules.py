@@ -41,7 +41,7 @@ class MovedModules:
     def __init__(self, site: str, folder: str) -> None:
         self._site, self._folder = site, folder
         self._packs: list[tuple[ZipFile, frozenset[str]]] | None = None
-        self._said = False
+        self.said = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
         """As an import asks, after all others were."""
@@ -80,13 +80,14 @@ class MovedModules:
         return self._packs
 
     def _say(self, name: str, pack: str) -> None:
-        if not self._said and os.environ.get("TORCHTAILOR_QUIET", "0") in ("", "0"):
+        again = any(getattr(finder, "said", False) for finder in sys.meta_path)  # this one, or another package's
+        if not again and os.environ.get("TORCHTAILOR_QUIET", "0") in ("", "0"):
             print(
                 f"torchtailor: {name} was not imported when the program was recorded; it comes from {pack} "
                 "(TORCHTAILOR_QUIET=1 hides this line).",
                 file=sys.stderr,
             )
-        self._said = True
+        self.said = True
 
 
 if __name__ == "torchtailor_moved_modules":
