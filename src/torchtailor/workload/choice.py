@@ -95,13 +95,12 @@ class TracedWorkload:
         used = {library.name for library in self.trace.libraries if library.used}  # misses tell of no files
         names = _names_in_traces(sizes)
         moved = set(_unused_modules(names, opened)) if sources and imports else set()
-        cached = any(path.endswith(".pyc") for path in opened)
         return [
             path
             for path, size in sizes.items()
             if (
                 path in moved
-                or (imports and _is_unused_bytecode(path, names, opened, cached=cached))
+                or (imports and _is_unused_bytecode(path, names, opened))
                 or ((size >= _LARGE or path.endswith(_FOR_COMPILERS)) and not path.endswith((*_PYTHON, _CERTIFICATES)))
             )
             and not _LICENCE.search(path)
@@ -126,12 +125,11 @@ class TracedWorkload:
         return frozenset(range(count)) if whole else used
 
 
-def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str], *, cached: bool) -> bool:
-    """Whether a file is the bytecode of a module whose source is there, and that was not imported: it was not opened,
-    and the source was neither, or for another reason, as all that was imported was `cached`."""
+def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str]) -> bool:
+    """Whether a file is the bytecode of a module whose source is there, and neither was opened."""
     match = _BYTECODE.fullmatch(path)
     source = f"{match['folder']}{match['module']}.py" if match else ""
-    return source in names and names.get(path) not in opened and (cached or names[source] not in opened)
+    return source in names and names.get(path) not in opened and names[source] not in opened
 
 
 def _unused_modules(names: Mapping[str, str], opened: Collection[str]) -> Iterable[str]:

@@ -4,7 +4,7 @@ A copy of this file lies beside the packs, and a .pth file in site-packages runs
 is quick to start. What is in site-packages comes first; packs are opened when a module is not there.
 """
 
-# ruff: noqa: PTH100, PTH118, PTH119, PTH120, PTH208, T201
+# ruff: noqa: PTH100, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MovedModules:
                     try:
                         pack = ZipFile(os.path.join(folder, file))
                     except (OSError, BadZipFile) as error:
-                        print(f"torchtailor: {folder}/{file} cannot be read: {error}.", file=sys.stderr)
+                        sys.stderr.write(f"torchtailor: {folder}/{file} cannot be read: {error}.\n")
                         continue
                     self._packs.append((pack, frozenset(pack.namelist())))
         return self._packs
@@ -82,10 +82,9 @@ class MovedModules:
     def _say(self, name: str, pack: str) -> None:
         again = any(getattr(finder, "said", False) for finder in sys.meta_path)  # this one, or another package's
         if not again and os.environ.get("TORCHTAILOR_QUIET", "0") in ("", "0"):
-            print(
+            sys.stderr.write(
                 f"torchtailor: {name} was not imported when the program was recorded; it comes from {pack} "
-                "(TORCHTAILOR_QUIET=1 hides this line).",
-                file=sys.stderr,
+                "(TORCHTAILOR_QUIET=1 hides this line).\n"
             )
         self.said = True
 
