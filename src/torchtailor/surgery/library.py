@@ -26,6 +26,7 @@ from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.code.gpucode.fitness import gpu_fit
+from torchtailor.code.gpucode.foreign import foreign_platform
 from torchtailor.code.gpucode.kernels import kernel_names
 from torchtailor.code.gpucode.policy import KeptCode
 from torchtailor.code.gpucode.report import summarise
@@ -187,9 +188,17 @@ class _Tailoring:
         every = options.pages is HostPages.ALL
         return Wanted(touched, identity, every, options.gap, options.debuggable) if touched else None
 
-    def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
+    def _left_alone(self) -> LibraryResult | None:
+        """The result of a library that no cut changes."""
         if host_table(self.elf):
             return self._untouched(LibraryStatus.UNCHANGED, (_PAGED,))
+        if not self.code.containers and (foreign := foreign_platform(self.elf)):
+            return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
+        return None
+
+    def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
+        if alone := self._left_alone():
+            return alone
         if not self.code.containers:
             if not self.removed and not self.options.relr and not self.wanted:
                 return self._untouched(LibraryStatus.NO_GPU_CODE)
