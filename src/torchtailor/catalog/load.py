@@ -114,9 +114,10 @@ class Catalog:
         """A release by its name (`2.15`), PyTorch version (`2.10.0`, `2.14.0`) or branch of recipes (`cuda-13_0`)."""
         if (release := self._releases_by_name.get(name)) is not None:
             return release
+        known = sorted(self.releases, key=lambda one: self.releases[one].version)
         raise NoMatchError(
             f"No release is called {name!r}.",
-            f"Known: {', '.join(sorted(self.releases, key=lambda one: self.releases[one].version))}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
+            f"Known: {', '.join(known)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
 
     def method(self, name: str) -> Method:

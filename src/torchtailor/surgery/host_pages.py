@@ -74,7 +74,7 @@ class NotPagedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPages:
     """What of a library stays in the file."""
 
     touched: tuple[tuple[int, int], ...]  # addresses, as (start, end)
@@ -114,7 +114,7 @@ class PagePlan:
     segments: tuple[tuple[Segment, Span], ...]  # those with cold runs, and what a pack covers of each
     cold: tuple[Span, ...]
     gone: tuple[Span, ...]  # of the cold ones, those that held tables which have moved
-    wanted: Wanted
+    wanted: WantedPages
 
     @property
     def saved(self) -> int:
@@ -131,7 +131,7 @@ class PagePlan:
         return sum(bool(piece.file_size) for piece in _pieces(self))
 
     @classmethod
-    def of(cls, elf: ElfFile, wanted: Wanted) -> PagePlan:
+    def of(cls, elf: ElfFile, wanted: WantedPages) -> PagePlan:
         """The plan, or NotPagedError."""
         tables = _tables(elf)
         page = _checked_page(elf)
@@ -201,7 +201,7 @@ def _checked_page(elf: ElfFile) -> int:
     return page
 
 
-def _hot(elf: ElfFile, tables: _Tables, wanted: Wanted, page: int) -> list[Span]:
+def _hot(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[Span]:
     """The addresses that stay in the file, as whole pages."""
     moved = {section.index for section in tables.all}
     spans = [Span(start, end) for start, end in wanted.touched]

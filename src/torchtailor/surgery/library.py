@@ -44,7 +44,7 @@ from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
-from torchtailor.surgery.host_pages import NotPagedError, PagePlan, Wanted, page_keys, write_hot
+from torchtailor.surgery.host_pages import NotPagedError, PagePlan, WantedPages, page_keys, write_hot
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, describe, move_code, pack_name, write_pages
 from torchtailor.surgery.opened import OpenLibrary
@@ -178,7 +178,7 @@ class _Tailoring:
         self.wanted = self._wanted_pages()
         self.could_strip = sum(s.size for s in self.elf.sections if s.index in left and s.in_file)
 
-    def _wanted_pages(self) -> Wanted | None:
+    def _wanted_pages(self) -> WantedPages | None:
         """What of its pages stays, where the workload tells and others leave."""
         workload, options = self.options.workload, self.options
         if workload is None or options.pages is HostPages.KEEP or self.options.split:
@@ -186,7 +186,7 @@ class _Tailoring:
         identity = library_identity(self.elf, self.code)
         touched = workload.touched(identity)
         every = options.pages is HostPages.ALL
-        return Wanted(touched, identity, every, options.gap, options.debuggable) if touched else None
+        return WantedPages(touched, identity, every, options.gap, options.debuggable) if touched else None
 
     def _left_alone(self) -> LibraryResult | None:
         """The result of a library that no cut changes."""
