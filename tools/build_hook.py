@@ -1,4 +1,4 @@
-"""Compiles the workload hook: for both architectures against glibc 2.17 with `ziglang`, or for this machine with cc.
+"""Compiles the workload hook and recorder: for both architectures against glibc 2.17 with `ziglang`, or here with cc.
 
     pip install ziglang && python tools/build_hook.py    what releases have; the same bytes wherever it runs
     python tools/build_hook.py --system                  for development: this machine's compilers and C library
@@ -29,15 +29,17 @@ _FLAGS = (
     # Never unloaded: libcudart and the driver hold its functions. No build-id: it would depend on paths.
     *("-Wl,-z,nodelete", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,--build-id=none"),
 )
-_SOURCES = ("hook.c", "objects.c", "packs.c", "record.c")
+_SOURCES = ("hook.c", "objects.c", "packs.c", "pages.c", "record.c", "zstd.c")
+_C_LIBRARY = ("-ldl", "-lpthread")
 # Name, sources, flags of each library.
 LIBRARIES = (
-    ("libtorchtailor-hook.so.1", _SOURCES, ()),
+    ("libtorchtailor-hook.so.1", _SOURCES, _C_LIBRARY),
     (
         "libtorchtailor-preload.so",
-        (*_SOURCES, "preload.c"),
-        ("-DTORCHTAILOR_PRELOAD", "-Wl,--version-script=preload.map"),
+        (*_SOURCES, "preload.c", "touched.c"),
+        ("-DTORCHTAILOR_PRELOAD", "-Wl,--version-script=preload.map", *_C_LIBRARY),
     ),
+    ("libtorchtailor-audit.so", ("audit.c",), ("-nostdlib", "-ffreestanding", "-fno-stack-protector")),
 )
 
 
@@ -90,9 +92,9 @@ def build(arch: str, compiler: list[str], folder: Path, *flags: str, strip: bool
     for name, sources, own in LIBRARIES:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             part = Path(work, name)
-            options = [*_FLAGS, *(["-Wl,-s"] if strip else []), f"-Wl,-soname,{name}", *own, *flags]
+            options = [*_FLAGS, *(["-Wl,-s"] if strip else []), f"-Wl,-soname,{name}"]
             # Relative names, from where they are: paths would get into the output.
-            command = [*compiler, *options, "-o", str(part), *sources, "-ldl", "-lpthread"]
+            command = [*compiler, *options, "-o", str(part), *sources, *own, *flags]
             result = subprocess.run(command, cwd=NATIVE, check=False, capture_output=True, text=True)
             if result.returncode:
                 raise CannotBuildError(f"{name} for {arch} could not be compiled.\n{result.stderr.strip()}")

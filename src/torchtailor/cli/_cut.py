@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -81,6 +81,13 @@ OPTIONS = (
     CutOption("pack", Path, "Put the packs there; programs need TORCHTAILOR_PACK.", panel=_WORKLOAD,
               metavar="FOLDER", choice="packs"),
     CutOption("no_pack", bool, "Make none: what the trace does not name no longer runs.", panel=_WORKLOAD),
+    CutOption("host_pages", str, "Which pages of libraries that the program did not touch go to packs: code (default), "
+              "all (read-only data too), keep.", panel=_WORKLOAD, metavar="WHICH"),
+    CutOption("gap", int, "Keep fewer untouched bytes than these between touched ones; 65536 where none is given.",
+              panel=_WORKLOAD, metavar="BYTES", range=(0, 1 << 30)),
+    CutOption("debuggable", bool, "Keep unwind tables, which debuggers read from the file.", panel=_WORKLOAD),
+    CutOption("pack_compress", str, "Store the pages in packs as zstd; none is the default, and quicker.",
+              panel=_WORKLOAD, metavar="HOW"),
     CutOption("drop_unopened", bool, "Leave out large files that the program never opened.", panel=_WORKLOAD),
 )  # fmt: skip
 
@@ -187,6 +194,8 @@ def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool =
     """What became of the code that these libraries no longer have."""
     from torchtailor.core.format import counted, human_bytes
 
+    libraries = list(libraries)
+    yield from _said_of_pages([library for library in libraries if library.pages], cut, sizes=sizes)
     moved = [library for library in libraries if library.moved]
     if not moved:
         return
@@ -198,6 +207,29 @@ def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool =
         made = "is in packs" + (f" of {human_bytes(sum(library.pack_size for library in moved))}" if sizes else "")
     what = "The GPU code" if cut.split else "What the workload does not use"
     yield f"{what} of {counted(len(moved), 'library', 'libraries')} {made}."
+
+
+def _said_of_pages(paged: Sequence[LibraryResult], cut: Cut, *, sizes: bool) -> Iterator[str]:
+    """What became of the pages that the workload did not touch."""
+    from torchtailor.core.format import counted, human_bytes
+
+    if not paged:
+        return
+    cold = human_bytes(sum(library.pages.cold for library in paged if library.pages))
+    where = counted(len(paged), "library", "libraries")
+    if cut.no_pack:
+        left = "would be left out" if cut.dry_run else "were left out"
+        yield (
+            f"{cold} of {where} that the workload did not touch {left}: no pack was asked for. "
+            "A recording does not cover a program: one that runs into what is missing ends with a sentence, and so "
+            "does an error that was not recorded."
+        )
+        return
+    made = "would go to packs" if cut.dry_run else "are in packs"
+    size = f" of {human_bytes(sum(library.pack_size for library in paged))}" if sizes and not cut.dry_run else ""
+    yield f"{cold} of {where} that the workload did not touch {made}{size}, which are mapped when they are loaded."
+    if cut.pages.value == "all":
+        yield "Read-only data was cut, too: these libraries do not start without their packs."
 
 
 def without_gpu(command: str, gpu: str | None) -> bool:

@@ -317,6 +317,10 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         containers = counted(sum(library.moved for library in moved), "container")
         where = counted(len(moved), "library", "libraries")
         yield f"The code of {containers} in {where} is in packs and not counted here; `torchtailor verify` reads them."
+    if paged := [library for library in libraries if library.cold]:
+        where = counted(len(paged), "library", "libraries")
+        hot, cold = (human_bytes(sum(sizes)) for sizes in zip(*((one.hot, one.cold) for one in paged), strict=True))
+        yield f"{where} {'was' if len(paged) == 1 else 'were'} cut to touched pages: {hot} hot, {cold} cold, in packs."
     yield from _for_gpus(inspection, with_code, command)
     for name, size in inspection.pinned.items():
         yield f"{human_bytes(size)} of cubins in {name} always stay: how host code reaches them is not known."

@@ -1,4 +1,4 @@
-"""`torchtailor record`: run a program and note what GPU code it loads."""
+"""`torchtailor record`: run a program and note what GPU code it loads and which pages of its libraries it touches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torchtailor.cli._layout import GroupedCommand
 
 if TYPE_CHECKING:
     from torchtailor.workload.trace import Trace
+
+_WORTH_A_ROW = 1 << 20  # bytes of pages of a library without GPU code
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -41,7 +43,7 @@ def record(
         bool, typer.Option("--json", help="One JSON document for scripts; the program's output goes to stderr.")
     ] = False,
 ) -> int:
-    """Run a program and note which GPU code it loads, and which files it opens."""
+    """Run a program and note which GPU code it loads, which pages of libraries it touches, and which files it opens."""
     from torchtailor.cli.ui import err, out
     from torchtailor.core.errors import NoMatchError, ProgramCode, UsageError
     from torchtailor.workload.record import record_program, trace_of
@@ -107,20 +109,32 @@ def show(trace: Trace, name: str, *, json: bool) -> None:
     if json:
         print_json("trace", trace_facts(trace, name))
         return
+    gpu = [one for one in trace.libraries if one.used]
+    shown = [one for one in trace.libraries if one.used or one.touched_size >= _WORTH_A_ROW]
     rows = [
-        [one.name, f"{len(one.used)} of {one.containers}", human_bytes(one.stored_used), human_bytes(one.stored)]
-        for one in sorted(trace.libraries, key=lambda one: -one.stored_used)
+        [
+            one.name,
+            f"{len(one.used)} of {one.containers}" if one.containers else "",
+            human_bytes(one.stored_used) if one.containers else "",
+            human_bytes(one.stored) if one.containers else "",
+            human_bytes(one.touched_size) if one.pages else "",
+        ]
+        for one in sorted(shown, key=lambda one: -one.stored_used - one.touched_size)
     ]
     if rows:
-        out().print(table(["Library", "Containers", "Used", "Has"], rows))
+        out().print(table(["Library", "Containers", "Used", "Has", "Pages touched"], rows))
     used = human_bytes(trace.stored_used)
+    paged = [one for one in trace.libraries if one.pages]
+    touched = f"{human_bytes(trace.touched_size)} of pages in {len(paged)}, " if paged else ""
     processes = counted(trace.processes, "process", "processes")
     out().print(
-        f"{name}: {used} of GPU code in {counted(len(rows), 'library', 'libraries')} and "
+        f"{name}: {used} of GPU code in {counted(len(gpu), 'library', 'libraries')}, {touched}"
         f"{counted(len(trace.opened), 'file')} opened, by {processes}; label {trace.label}.",
         markup=False,
     )
+    if trace.neighbours:
+        out().print("The kernel mapped pages in groups: the pages hold those beside touched ones, too.", markup=False)
     for what in trace.lost:
         err().print(f"warning: not recorded: {what}", markup=False)
-    if not rows:
+    if not gpu and not paged:
         err().print("warning: the program loaded no GPU code.", markup=False)

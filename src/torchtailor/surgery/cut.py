@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchtailor.catalog import Catalog, TorchArch, load_catalog
 from torchtailor.catalog.gpus import GpuRules
@@ -19,6 +20,7 @@ from torchtailor.core.errors import ImpossibleError, UsageError
 from torchtailor.surgery.cut_document import (
     CutDocument,
     JobCut,
+    PagesPolicy,
     PolicyDocument,
     RecompressionPolicy,
     TargetDocument,
@@ -29,10 +31,51 @@ from torchtailor.trees.wheels.name import HOST
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
 
+_Choice = TypeVar("_Choice", bound=Enum)
+
 DEFAULT_LEVEL = 19  # of zstd
+DEFAULT_GAP = 64 << 10  # bytes: each run of pages costs the loader a mapping
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
+
+
+class HostPages(Enum):
+    """Which pages of libraries leave the file for the pack, of those that the workload did not touch."""
+
+    KEEP = "keep"
+    CODE = "code"
+    ALL = "all"  # and read-only data
+
+    @classmethod
+    def of(cls, word: str) -> HostPages:
+        return _named(cls, word, "--host-pages")
+
+
+class PackCompression(Enum):
+    """How the pages in a pack are stored."""
+
+    NONE = "none"  # they are mapped from the file
+    ZSTD = "zstd"  # they are unpacked to memory when they are needed
+
+    @classmethod
+    def of(cls, word: str) -> PackCompression:
+        return _named(cls, word, "--pack-compress")
+
+
+def _left(pages: PagesPolicy | None, used: WorkloadPolicy | None) -> HostPages | None:
+    """What was chosen; None where it is what is usual with and without packs."""
+    left = HostPages(pages.left) if pages else HostPages.KEEP
+    usual = HostPages.CODE if used and used.pack else HostPages.KEEP
+    return None if left is usual else left
+
+
+def _named(kind: type[_Choice], word: str, option: str) -> _Choice:
+    try:
+        return kind(word)
+    except ValueError:
+        names = ", ".join(str(one.value) for one in kind)
+        raise UsageError(f"{option} {word} is unknown.", f"Choose one of {names}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +107,10 @@ class Cut:
     packs: Path | None = None  # the folder for packs; None means beside the libraries
     drop_unopened: bool = False  # leave out files that the workload never opened
     no_pack: bool = False  # make none: what the workload does not use is gone
+    host_pages: HostPages | None = None  # None: code, where there are a workload and packs
+    gap: int = DEFAULT_GAP  # untouched pages between touched ones stay where they are fewer bytes than this
+    debuggable: bool = False  # unwind tables stay, for debuggers
+    pack_compress: PackCompression = PackCompression.NONE  # of the pages in packs
     split: bool = False  # all code that a hook can hand out goes to packs, one for the targets; see tailoring/split.py
     also: tuple[str, ...] = ()  # of a split: other distributions that are split, whose packs come with this one's
     # how the work is done, which changes no byte
@@ -96,6 +143,7 @@ class Cut:
                 "--split cannot be combined with --workload, --recompress or --keep-ptx: it moves all code as it is.",
                 "Leave them out, or cut without --split.",
             )
+        self._check_pages()
         if self.packs and ":" in str(self.packs.absolute()):
             raise UsageError(
                 f"{self.packs.absolute()} has a colon in it, which separates the paths of {PACK_VARIABLE}.",
@@ -110,6 +158,37 @@ class Cut:
                 f"Recompressed code needs driver 550.54 or newer, and the target has {self.driver}.",
                 "Leave out --recompress, or require a newer driver with --driver.",
             )
+
+    def _check_pages(self) -> None:
+        packed = self.pack_compress is not PackCompression.NONE
+        given = {
+            "--host-pages": self.host_pages not in (None, HostPages.KEEP),
+            "--gap": self.gap != DEFAULT_GAP,
+            "--debuggable": self.debuggable,
+            "--pack-compress": packed,
+        }
+        if (names := [name for name, chosen in given.items() if chosen]) and self.workload is None:
+            verb = "belongs" if len(names) == 1 else "belong"
+            raise UsageError(
+                f"{' and '.join(names)} {verb} to --workload.", "Add --workload TRACE, or leave the option out."
+            )
+        if self.gap < 0:
+            raise UsageError(f"--gap {self.gap} is less than nothing.", "Give a number of bytes, such as 65536.")
+        if self.no_pack and (self.host_pages is HostPages.ALL or packed):
+            name = "--pack-compress" if packed else "--host-pages all"
+            raise UsageError(
+                f"{name} needs packs: without its pack a library whose data was cut does not start."
+                if not packed
+                else f"{name} is for packs, and --no-pack makes none.",
+                "Leave --no-pack out, or use --host-pages code." if not packed else "Leave one out.",
+            )
+
+    @property
+    def pages(self) -> HostPages:
+        """Which pages leave libraries: where nobody chose, code that the packs have."""
+        if self.host_pages is not None:
+            return self.host_pages
+        return HostPages.CODE if self.workload and not self.no_pack else HostPages.KEEP
 
     @property
     def reads_zstd(self) -> bool:
@@ -132,7 +211,8 @@ class Cut:
 
     def unopened(self, sizes: Mapping[str, int]) -> int:
         """Bytes of these files that the workload never opened."""
-        return sum(sizes[path] for path in self.workload.unopened(sizes)) if self.workload else 0
+        unopened = self.workload.unopened(sizes, sources=not self.no_pack) if self.workload else ()
+        return sum(sizes[path] for path in unopened)
 
     def left_out(
         self,
@@ -140,14 +220,19 @@ class Cut:
         read_code: ReadCode,
         is_nvidias: Callable[[str], bool],
         drops: Drops | None = None,
+        *,
+        sources: bool = False,
     ) -> FilesLeftOut:
         """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
-        that only --nvidia changes."""
+        that only --nvidia changes. With `sources` modules that were never imported go, into packs."""
         found = (drops or self.drops).find(sizes, read_code)
         if self.drop_unopened and self.workload:
             found |= {
                 path: DroppedFile(path, UNOPENED, sizes[path])
-                for path in self.workload.unopened({path: size for path, size in sizes.items() if path not in found})
+                for path in self.workload.unopened(
+                    {path: size for path, size in sizes.items() if path not in found},
+                    sources=sources and not self.no_pack,
+                )
             }
         refused = {path: file for path, file in found.items() if not self.nvidia and is_nvidias(path)}
         return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)
@@ -162,7 +247,8 @@ class Cut:
         """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`, `host`."""
         if self.split:
             return HOST
-        return f"{self.targets.label}.{self.workload.label}" if self.workload else self.targets.label
+        own = self.targets.label
+        return ".".join(part for part in (own, self.workload.label) if part) if self.workload else own
 
     @property
     def workers(self) -> int:
@@ -198,8 +284,14 @@ class Cut:
     @property
     def without_gpu(self) -> Cut:
         """The same for machines without a GPU: there is no code to keep, compress or pack."""
-        packing = {"split": False, "workload": None, "packs": None, "no_pack": False, "drop_unopened": False}
-        return replace(self, targets=Targets(()), recompress=False, **packing)  # type: ignore[arg-type]
+        return replace(self, targets=Targets(()), recompress=False, split=False).without_workload
+
+    @property
+    def without_workload(self) -> Cut:
+        """The same for whatever runs."""
+        packing: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False, "drop_unopened": False}
+        pages: dict[str, Any] = {"host_pages": None, "gap": DEFAULT_GAP, "debuggable": False}
+        return replace(self, **packing, **pages, pack_compress=PackCompression.NONE)
 
     def with_default_strip(self) -> Cut:
         """The same, where symbol tables go unless the user keeps them; whether for them alone, the input decides."""
@@ -227,6 +319,9 @@ class Cut:
                 workload=WorkloadPolicy(used.trace.digest, used.margin, not self.no_pack) if used else None,
                 drop_unopened=self.drop_unopened,
                 driver=None if self.recompress else self.driver,
+                host_pages=PagesPolicy(self.pages.value, self.gap, self.debuggable, self.pack_compress.value)
+                if self.pages is not HostPages.KEEP
+                else None,
             ),
         )
 
@@ -239,7 +334,7 @@ class Cut:
     def of(cls, document: JobCut, **how: Any) -> Cut:
         """The cut of a job's document; `how` is how the work is done."""
         target, policy = document.target, document.policy
-        used = policy.workload
+        used, pages = policy.workload, policy.host_pages
         return cls(
             Targets(tuple(arch for text in target.archs for arch in TorchArch.parse_list(text)), target.keep_ptx),
             lto=policy.lto,
@@ -254,6 +349,10 @@ class Cut:
             no_pack=bool(used and not used.pack),
             drop_unopened=policy.drop_unopened,
             split=policy.split,
+            host_pages=_left(pages, used),
+            gap=pages.gap if pages else DEFAULT_GAP,
+            debuggable=bool(pages and pages.debuggable),
+            pack_compress=PackCompression(pages.packs) if pages else PackCompression.NONE,
             also=document.also,
             **how,
         )

@@ -34,6 +34,15 @@ class WorkloadPolicy(msgspec.Struct, frozen=True):
     pack: bool
 
 
+class PagesPolicy(msgspec.Struct, frozen=True):
+    """Which pages of libraries left the file, of those that the workload did not touch."""
+
+    left: Annotated[str, Meta(description="code, or all: read-only data too")]
+    gap: Annotated[int, Meta(description="bytes: fewer between touched pages stay")]
+    debuggable: Annotated[bool, Meta(description="true: unwind tables stay")]
+    packs: Annotated[str, Meta(description="how they are stored: none (as they are) or zstd")]
+
+
 class PolicyDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that was chosen but the GPUs; what stands below `recompress` is absent where it was not."""
 
@@ -47,6 +56,7 @@ class PolicyDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     workload: Annotated[WorkloadPolicy | None, Meta(description="trace, margin, pack")] = None
     drop_unopened: Annotated[bool, Meta(description="true: files that the workload never opened went")] = False
     driver: Annotated[str | None, Meta(description="the oldest that the result must run on")] = None
+    host_pages: Annotated[PagesPolicy | None, Meta(description="pages of libraries that went to packs")] = None
 
 
 class CutDocument(msgspec.Struct, frozen=True):

@@ -85,7 +85,8 @@ def _patch(library: Path, output: Path, elf: ElfFile, renamed: Sequence[str], se
     paths = dynamic_text(elf, DynamicTag.RUNPATH) or dynamic_text(elf, DynamicTag.RPATH)
     if search not in paths.split(":"):
         command += ["--add-rpath", search]
-        if elf.dynamic_value(DynamicTag.RPATH) is not None and elf.dynamic_value(DynamicTag.RUNPATH) is None:
+        # What a library with a RUNPATH needs is not looked for where its own RPATH and that of its users say.
+        if elf.dynamic_value(DynamicTag.RUNPATH) is None:
             command += ["--force-rpath"]
     done = subprocess.run([*command, str(library)], capture_output=True, text=True, check=False, timeout=_TIMEOUT)
     if done.returncode:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torchtailor.catalog import CodeKind, Fit
 from torchtailor.code.binary.code_hash import instructions_sha256
-from torchtailor.code.binary.elf import FETCH_AGAIN
+from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.code.gpucode.fitness import gpu_fit
 from torchtailor.code.gpucode.foreign import foreign_platform
@@ -31,7 +31,7 @@ from torchtailor.code.gpucode.kernels import kernel_names
 from torchtailor.code.gpucode.policy import KeptCode
 from torchtailor.code.gpucode.report import summarise
 from torchtailor.code.gpucode.scan import LibraryCode, Reference
-from torchtailor.core.disk import copy_attributes, hash_file, new_file
+from torchtailor.core.disk import copy_attributes, hash_file, new_file, staging_folder
 from torchtailor.core.errors import (
     BadInputError,
     CheckFailedError,
@@ -40,21 +40,25 @@ from torchtailor.core.errors import (
     TorchtailorError,
 )
 from torchtailor.core.format import human_bytes
-from torchtailor.surgery.cut import Cut
-from torchtailor.surgery.files import FileSource, copy_range, open_file
+from torchtailor.surgery.cut import Cut, HostPages
+from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
+from torchtailor.surgery.host_pages import NotPagedError, PagePlan, WantedPages, page_keys, write_hot
 from torchtailor.surgery.image_cache import StockPayloads
-from torchtailor.surgery.moved import MovedCode, move_code
+from torchtailor.surgery.moved import MovedCode, describe, move_code, pack_name, write_pages
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.plan import KeptImages, make_plan
+from torchtailor.surgery.proof.host_pages import prove_pages
 from torchtailor.surgery.proof.prove import prove
 from torchtailor.surgery.recompress import Recompression, recompress_images
-from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, Recompressed
+from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, PagesLeft, Recompressed
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.surgery.unwind import dead_tables
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
-from torchtailor.workload.pack import PackPlace
+from torchtailor.workload.host_table import host_table
+from torchtailor.workload.identity import library_identity
+from torchtailor.workload.pack import Pack, PackPlace
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +121,10 @@ class _Stock:
 
 
 _kept = threading.local()
+_PAGED = (
+    "was cut to the pages that a program touched before, and keeps what it has: `torchtailor restore` brings the "
+    "whole one back"
+)
 _HOOKED = (
     "was cut to a program before, or split, and keeps what it has: to change that, restore it or cut the stock one"
 )
@@ -167,13 +175,32 @@ class _Tailoring:
         symbols = removable_sections(self.elf)
         self.removed = symbols if options.strip else frozenset()
         left = symbols - self.removed
+        self.wanted = self._wanted_pages()
         self.could_strip = sum(s.size for s in self.elf.sections if s.index in left and s.in_file)
 
+    def _wanted_pages(self) -> WantedPages | None:
+        """What of its pages stays, where the workload tells and others leave."""
+        workload, options = self.options.workload, self.options
+        if workload is None or options.pages is HostPages.KEEP or self.options.split:
+            return None
+        identity = library_identity(self.elf, self.code)
+        touched = workload.touched(identity)
+        every = options.pages is HostPages.ALL
+        return WantedPages(touched, identity, every, options.gap, options.debuggable) if touched else None
+
+    def _left_alone(self) -> LibraryResult | None:
+        """The result of a library that no cut changes."""
+        if host_table(self.elf):
+            return self._untouched(LibraryStatus.UNCHANGED, (_PAGED,))
+        if not self.code.containers and (foreign := foreign_platform(self.elf)):
+            return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
+        return None
+
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
+        if alone := self._left_alone():
+            return alone
         if not self.code.containers:
-            if foreign := foreign_platform(self.elf):
-                return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
-            if not self.removed and not self.options.relr:
+            if not self.removed and not self.options.relr and not self.wanted:
                 return self._untouched(LibraryStatus.NO_GPU_CODE)
             check_layout(self.elf)
             return self._make({}, None, (), dst, durable=durable)
@@ -269,6 +296,8 @@ class _Tailoring:
         unused = (find_filler(self.elf), dead_tables(self.elf)) if changes else ()
         surgery = prepare(self.elf, plan, self.removed, *unused)
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
+        if self.wanted:
+            result = self._with_planned_pages(result)
         if dst is None or not (result.status.changed or self.options.relr):
             return result
         try:
@@ -285,10 +314,11 @@ class _Tailoring:
             fd = file.fileno()
             pack = None
             if self.moved:
-                pack = packing.enter_context(self.moved.written(self.source, self.place.folder, dst.parent))
+                folder = None if result.pages else self.place.folder  # the pages come to the same pack
+                pack = packing.enter_context(self.moved.written(self.source, folder, dst.parent))
             # runs outside of Python's lock, on another core
             hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
-            if result.status.changed:
+            if result.status.changed and not self._only_pages(result, surgery):
                 write(surgery, self.source, fd)
                 hash_out = other.submit(hash_file, fd)
                 cuts = self.code.containers and not (self.options.split and self.moved is None)
@@ -303,13 +333,15 @@ class _Tailoring:
                 with_hook(fd, self.place.hook, dst.parent)
                 size = os.fstat(fd).st_size
                 result = replace(result, size_after=size, pack=self.moved.name, pack_size=pack.source.size)
-                if self.place.folder:
-                    result = replace(result, pack_sha256=hash_file(self.place.folder / self.moved.name))
             if self.options.relr:
                 result = self._with_relr(result, fd, dst.parent)
+            if result.pages:
+                result = self._with_pages(result, fd, pack, dst.parent)
+            if result.pack and self.place.folder:
+                result = replace(result, pack_sha256=hash_file(self.place.folder / result.pack))
             sha256_in, instructions = hashes_in.result()
             # a hook or packed relocations have changed the file since it was hashed
-            sha256_out = hash_file(fd) if self.moved or result.relr else hash_out.result()
+            sha256_out = hash_file(fd) if self.moved or result.relr or result.pages else hash_out.result()
             result = replace(
                 result, sha256_out=sha256_out, sha256_in=sha256_in, instructions_sha256=instructions
             )  # the proof compared the instructions: they are the output's too
@@ -325,6 +357,44 @@ class _Tailoring:
             raise _NothingGainedError(reason)
         status = result.status if result.status.changed else LibraryStatus.STRIPPED
         return replace(result, status=status, size_after=os.fstat(fd).st_size, relr=saved, not_packed=reason)
+
+    def _with_planned_pages(self, result: LibraryResult) -> LibraryResult:
+        """What a cut to the touched pages would leave; `not_paged` says why it is not done."""
+        assert self.wanted is not None
+        try:
+            check_layout(self.elf)
+            plan = PagePlan.of(self.elf, self.wanted)
+        except NotPagedError as reason:
+            return replace(result, not_paged=str(reason))
+        status = LibraryStatus.CUT
+        left = PagesLeft(plan.left, plan.saved, plan.runs, self.wanted.data)
+        return replace(result, status=status, size_after=max(result.size_after - plan.saved, 0), pages=left)
+
+    def _only_pages(self, result: LibraryResult, surgery: Surgery) -> bool:
+        """Whether the surgery itself has nothing to do."""
+        return bool(result.pages) and surgery.size >= self.source.size and not (surgery.zeroed or self.removed)
+
+    def _with_pages(self, result: LibraryResult, fd: int, code: Pack | None, folder: Path) -> LibraryResult:
+        """Cut the file to its touched pages, and write the pack, with what went there before."""
+        assert self.wanted is not None
+        source = FileSource(fd)
+        plan = PagePlan.of(ElfFile(source), self.wanted)
+        with staging_folder(folder) as scratch:
+            keys = page_keys(plan, source)
+            name = pack_name(self.name, self.options, self.moved, keys)
+            path = (self.place.folder or scratch) / name
+            with (scratch / "hot").open("xb+") as hot:
+                paged = write_hot(plan, keys, source, hot.fileno(), name, self.place.hook)
+                about = describe(self.name, self.wanted.identity, self.options)
+                write_pages(path, plan, keys, source, code, about, self.options)
+                search = f"$ORIGIN/{self.place.hook}" if self.place.hook else "$ORIGIN"
+                output = FileSource(hot.fileno())
+                with open_file(path) as pack:
+                    prove_pages(source, output, pack, search)
+                    size = pack.size
+                copy_sparse(output, fd)
+        pages = PagesLeft(paged.hot, plan.saved, paged.runs, self.wanted.data)
+        return replace(result, size_after=os.fstat(fd).st_size, pack=name, pack_size=size, pages=pages)
 
     def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
         size, gpu = self.source.size, self.code.stored_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,9 @@ from torchtailor.code.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, I
 from torchtailor.code.gpucode.scan import FoundContainer, Reference
 from torchtailor.core.disk import staging_folder
 from torchtailor.core.version import __version__
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, PackCompression
 from torchtailor.surgery.files import FileSource
+from torchtailor.surgery.host_pages import PagePlan, cold_blocks, segment_bytes
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.plan import KeptImages
 from torchtailor.workload.identity import library_identity, loaded_containers
@@ -62,15 +63,43 @@ def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: Cut) -
     }
     if not keys:
         return None
-    description = {
-        "tool": f"torchtailor {__version__}",
-        "library": name,
-        # the pack of a split serves every library with the same containers
-        **({"split": True} if options.split else {"identity": identity}),
-        "target": options.targets.label,
-    }
-    digest = hashlib.blake2b(options.targets.label.encode() + b"".join(sorted(keys.values())), digest_size=4)
-    return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", identity, keys, keep, description)
+    description = describe(name, identity, options)
+    return MovedCode(pack_name(name, options, None, keys.values()), identity, keys, keep, description)
+
+
+def describe(name: str, identity: str, options: Cut) -> dict[str, object]:
+    """What a pack says of itself; that of a split serves every library with the same containers."""
+    about: dict[str, object] = {"split": True} if options.split else {"identity": identity}
+    return {"tool": f"torchtailor {__version__}", "library": name, "target": options.targets.label, **about}
+
+
+def pack_name(name: str, options: Cut, moved: MovedCode | None, keys: Iterable[bytes]) -> str:
+    """The name of a pack, another for each content."""
+    every = sorted([*(moved.keys.values() if moved else ()), *keys])
+    digest = hashlib.blake2b(options.targets.label.encode() + b"".join(every), digest_size=4)
+    if moved or options.pack_compress is not PackCompression.NONE:
+        digest.update(options.pack_compress.value.encode())
+    return f"{name}-{digest.hexdigest()}{PACK_SUFFIX}"
+
+
+def write_pages(
+    path: Path,
+    plan: PagePlan,
+    keys: Sequence[bytes],
+    source: FileSource,
+    code: Pack | None,
+    description: Mapping[str, object],
+    options: Cut,
+) -> None:
+    """Write a pack of pages, with the containers of another pack."""
+    with new_pack(path, len(keys) + (len(code.rows) if code else 0), description) as writer:
+        if code:
+            writer.add_from(code)
+        for key, (load, cover) in zip(keys, plan.segments, strict=True):
+            if options.pack_compress is PackCompression.NONE:
+                writer.add_pages(key, cover.size, segment_bytes(plan, source, load, cover))
+            else:
+                writer.add_packed_pages(key, cover.size, cold_blocks(plan, source, load, cover), options.level)
 
 
 def _unused(library: OpenLibrary, options: Cut, identity: str) -> Iterator[FoundContainer]:

@@ -45,6 +45,16 @@ class Recompressed:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesLeft:
+    """What a cut to the touched pages did; bytes of segments without write access."""
+
+    hot: int  # that are in the file
+    cold: int  # that are in the pack alone
+    runs: int  # pieces that the file has of it
+    data: bool  # read-only data is among them: it does not start without its pack
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryResult:
     """What tailoring one library gave; sizes are bytes.
 
@@ -82,7 +92,9 @@ class LibraryResult:
     filler: int = 0  # bytes of filler that patchelf had left, which left the file
     zeroed: int = 0  # bytes of removed code that stay in the file as zeros
     relr: int = 0  # bytes saved by packed relocations; such a library needs glibc 2.36
+    not_paged: str = ""  # why it keeps the pages that the workload did not touch
     not_packed: str = ""  # why --relr packed none of its relocations
+    pages: PagesLeft | None = None  # where it was cut to those that the workload touched
     ptx: bool = False  # PTX is left in it, or in its pack
     only_ptx: tuple[str, ...] = ()  # the targets that have no machine code in it and use its PTX
     path: str = ""  # in the wheel, folder or environment it was found in
@@ -104,6 +116,7 @@ class LibraryResult:
             gpu_after=self.gpu_before,
             zeroed=0,
             relr=0,
+            pages=None,
             could_save=self.saved + self.zeroed if refused else 0,
             could_strip=0 if refused else self.could_strip or self.saved - self.relr,
         )

@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.advise.host.targets import read_targets
+from torchtailor.advise.host.targets import ARCH_LIST_VARIABLE, read_targets
 from torchtailor.catalog import load_catalog
+from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import UsageError
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
@@ -27,6 +28,8 @@ def with_choices(
     workload: Sequence[Path | str] | TracedWorkload | None = None,
     margin: str = "",
     drop: Iterable[str] = (),
+    host_pages: str | HostPages | None = None,
+    pack_compress: str | PackCompression | None = None,
     **others: Any,
 ) -> Cut:
     """The cut with these choices; `workload` are the files of traces, or what was read from them."""
@@ -36,6 +39,10 @@ def with_choices(
         cut = replace(cut, targets=replace(cut.targets, keep_ptx=keep_ptx))
     if workload is not None and not isinstance(workload, TracedWorkload):
         workload = TracedWorkload.of([read_trace(Path(path)) for path in workload], margin or "exact")
+    if host_pages is not None:
+        others["host_pages"] = HostPages.of(host_pages) if isinstance(host_pages, str) else host_pages
+    if pack_compress is not None:
+        others["pack_compress"] = PackCompression.of(pack_compress) if isinstance(pack_compress, str) else pack_compress
     return replace(cut, workload=workload or cut.workload, drop=tuple(drop) or cut.drop, **others)
 
 
@@ -48,8 +55,13 @@ def cut_for(
 ) -> Cut:
     """The cut for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides), with all that torchtailor.toml implies."""
     catalog = load_catalog()
-    targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
-    cut = with_choices(Cut(targets), **choices)
+    cut = with_choices(Cut(), **choices)
+    named = gpus or environment.get(ARCH_LIST_VARIABLE)
+    if named or keep_ptx or cut.workload is None or cut.workload.uses_gpu_code:
+        targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    else:
+        targets = Targets((), source="the trace", cpu=True)
+    cut = replace(cut, targets=targets)
     if targets.none:
         check_without_gpu(cut)
     return cut.resolved(catalog)

@@ -29,7 +29,7 @@ from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult
-from torchtailor.tailoring.left_out import stand_ins
+from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.packs import check_tools, libraries_below, packs_beside
@@ -121,7 +121,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             copy.link_second_names()
             by_name = sorted(jobs, key=lambda job: job.name)
             added = [file for job in by_name for file in job.added(tree, results[job.name])]
-            added += stand_ins(tree, dropped).values()
+            added += distinct(stand_ins(tree, dropped).values())
             for file in added:
                 file.put((target / file.path).parent)
             _update_records(tree, target, installed, results, dropped, added)

@@ -90,7 +90,8 @@ class InPlace:
             if other := _other_hash(name, owners, sha256):
                 notes.append(f"{name} stays: its hash is not the one in the RECORD of {other}; reinstall that package.")
                 continue
-            stub, removed = stubs.get(name), ""
+            beside, removed = stubs.get(name, ()), ""
+            own = next((new for new in beside if new.path == name), None)
             if options.keep_removed:
                 removed = f"{sha256[:24]}-{'0' * 24}"
                 staged = self.journal.staging / removed
@@ -104,14 +105,14 @@ class InPlace:
                 path=name,
                 distributions=tuple(owner.dist_info.name for owner in owners),
                 before=FileState(sha256, path.stat().st_size),
-                after=stub.state if stub and stub.path == name else None,
+                after=own.state if own else None,
                 removed=removed,
                 options=self.document,
                 library=None,
                 dropped=plain(file),
                 mode=path.stat().st_mode & 0o7777,
                 record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
-                added=(AddedFile.of(stub),) if stub and stub.path != name else (),
+                added=tuple(AddedFile.of(new) for new in beside if new is not own),
             )
             changes[name] = change, seen
             progress.advance(file.size)
@@ -119,15 +120,18 @@ class InPlace:
             sync_folder(self.journal.removed)
             self.journal.add(*(change for change, _ in changes.values()))
         gone = []
+        written: set[str] = set()
         for name, (change, seen) in changes.items():
             if stamp_of(plan.site / name) != seen:  # what the journal says of it is forgotten at the end
                 notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
                 continue
             self.known.pop(name, None)
-            if stub := stubs.get(name):
-                status = (plan.site / name).lstat()
-                mode = change.mode if stub.path == name else None
-                write_atomically(plan.site / stub.path, stub.read(), mode=mode, owner=status, durable=True)
+            status = (plan.site / name).lstat()
+            for new in (new for new in stubs.get(name, ()) if new.path not in written):
+                place, mode = plan.site / new.path, change.mode if new.path == name else None
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(place, new.read(), mode=mode, owner=status, durable=True)
+                written.add(new.path)
             if change.after is None:
                 (plan.site / name).unlink()
             self.known[name] = change.state_after

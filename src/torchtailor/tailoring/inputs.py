@@ -229,7 +229,11 @@ def tailor_inputs(
         sites = environment_sites(env)
         done: list[TailorResult | TailorFailure] = [tailor_environment(site, options, progress) for site in sites]
         cut = (one.has_gpu_code or one.reason or one.status.changed for each in done for one in _libraries(each))
-        if not any(cut) and not any(each.dropped_files for each in done if isinstance(each, TailorResult)):
+        if (
+            not any(cut)
+            and not options.targets.cpu
+            and not any(each.dropped_files for each in done if isinstance(each, TailorResult))
+        ):
             raise NoMatchError(
                 f"{', '.join(map(str, sites))} holds no library with GPU code.",
                 "Name the environment that torch is installed in: --env .venv",

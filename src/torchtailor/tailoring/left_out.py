@@ -1,20 +1,32 @@
-"""What stands in for an extension module or a library that was left out: it says so and names the command.
+"""What comes in the place of files that were left out because they were never opened.
 
-For a module that is a module, which raises what Python raises without it, so that programs that can go without it still
-do. For a library it is one in its place, for which the dynamic linker says so.
+Modules of Python go to packs, with what imports them from there. An extension module or a library leaves a stand-in,
+which says so and names the command. For a module it raises what Python raises without it, so that programs that can go
+without it still do; for a library it is one in its place, for which the dynamic linker says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import io
+import posixpath
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from torchtailor.code.binary.placeholder import placeholder
 from torchtailor.surgery.cut import UNOPENED
-from torchtailor.tailoring.tree import FileState, FileTree, NewFile
+from torchtailor.tailoring.packs import folder_name, pack_folder
+from torchtailor.tailoring.tree import FileState, FileTree, LocalTree, NewFile, Package
 from torchtailor.trees.artifact.drops import DroppedFile
-from torchtailor.trees.artifact.libraries import is_shared_name, module_name
+from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, module_name
 
+_HOOK = "modules.py"
+# A line of a .pth file is run by `site`, which calls the folder that it is in `sitedir`.
+_START_LINE = (
+    "import os; moved = os.path.join(sitedir, '{place}'); os.path.isfile(moved) and "
+    "exec(open(moved, 'rb').read(), {{'__name__': 'torchtailor_moved_modules', '__file__': moved}})\n"
+)
 _START = '"""Left out by torchtailor'
 _TEXT = '''"""Left out by torchtailor (--drop-unopened): {file}"""
 
@@ -27,13 +39,13 @@ raise ModuleNotFoundError(
 _SENTENCE = "{file} was left out, because the program that was recorded never opened it; {command} brings it back"
 
 
-def stand_ins(tree: FileTree, dropped: Mapping[str, DroppedFile]) -> dict[str, NewFile]:
-    """For each extension module and library that was never opened and is left out, by its path: its stand-in, which for
-    a library has the same path.
+def stand_ins(tree: FileTree, dropped: Mapping[str, DroppedFile]) -> dict[str, tuple[NewFile, ...]]:
+    """For each file that was never opened and is left out, by its path, what comes in its place: for a library a
+    stand-in, which has the same path; for a module of Python its pack, shared with others.
 
     A library that no package lists leaves nothing: nobody would remove it, and it would hide another of its name.
     """
-    made: dict[str, NewFile] = {}
+    made = _packed_modules(tree, [file.path for file in dropped.values() if file.rule == UNOPENED])
     present = [path for path in tree.sizes if path not in dropped]
     for file in dropped.values():
         path = PurePosixPath(file.path)
@@ -52,13 +64,57 @@ def stand_ins(tree: FileTree, dropped: Mapping[str, DroppedFile]) -> dict[str, N
             content = placeholder(shared.machine, path.name, sentence)
         else:
             continue
-        made[file.path] = NewFile(place, content, FileState.of_bytes(content), package)
+        made[file.path] = (NewFile(place, content, FileState.of_bytes(content), package),)
     return made
+
+
+def distinct(files: Iterable[tuple[NewFile, ...]]) -> list[NewFile]:
+    """Each new file once."""
+    return list({one.path: one for several in files for one in several}.values())
+
+
+def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[NewFile, ...]]:
+    """For each module of Python its pack, what imports it from there, and what makes Python do so."""
+    by_package: dict[str, tuple[Package, list[str]]] = {}
+    if not isinstance(tree, LocalTree):
+        return {}
+    for path in sorted(paths):
+        package = next(iter(tree.packages(path)), None)
+        if path.endswith(".py") and package:
+            by_package.setdefault(package.dist_info, (package, []))[1].append(path)
+    made: dict[str, tuple[NewFile, ...]] = {}
+    hook = (Path(__file__).parent.parent / "workload" / "moved_modules.py").read_bytes()
+    for package, own in by_package.values():
+        folder = pack_folder(folder_name(package.metadata.name))
+        pack = _zipped((posixpath.relpath(tree.installed(path), package.site), tree.file(path)) for path in own)
+        name = f"{folder}/python-{hashlib.sha256(pack).hexdigest()[:8]}.zip"
+        start = _START_LINE.format(place=f"{folder}/{_HOOK}").encode()
+        files = {name: pack, f"{folder}/{_HOOK}": hook, f"torchtailor-{posixpath.basename(folder)}.pth": start}
+        added = tuple(
+            NewFile(posixpath.normpath(f"{package.site}/{path}"), data, FileState.of_bytes(data), package)
+            for path, data in files.items()
+        )
+        made |= dict.fromkeys(own, added)
+    return made
+
+
+def _zipped(modules: Iterable[tuple[str, LibraryFile]]) -> bytes:
+    """A zip of modules, the same for the same ones."""
+    made = io.BytesIO()
+    with ZipFile(made, "w", ZIP_DEFLATED, compresslevel=9) as pack:
+        for name, file in modules:
+            content = b""
+            if file.size:
+                with file.open() as source:
+                    content = bytes(source.read(0, source.size))
+            pack.writestr(ZipInfo(name), content, ZIP_DEFLATED, 9)
+    return made.getvalue()
 
 
 def is_stand_in(path: Path) -> bool:
     """Whether a file is one of these."""
     try:
-        return path.suffix == ".py" and path.read_bytes()[: len(_START)] == _START.encode()
+        start = {".py": _START, ".pth": _START_LINE.partition("{")[0]}.get(path.suffix)
+        return start is not None and path.read_bytes()[: len(start)] == start.encode()
     except OSError:
         return False

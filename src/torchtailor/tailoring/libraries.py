@@ -22,7 +22,6 @@ from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, wh
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.pack import PackPlace
 
-_NO_WORKLOAD: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False, "drop_unopened": False}
 REFUSED = "NVIDIA's own, unchanged without --nvidia"
 
 
@@ -87,7 +86,7 @@ class LibraryJob:
         try:
             if is_shared_name(self.name):
                 return self.cut_strictly(durable=durable, sha256=sha256)
-            program = replace(self, options=replace(self.options, strip=False, **_NO_WORKLOAD))
+            program = replace(self, options=replace(self.options.without_workload, strip=False))
             return replace(program.cut_strictly(durable=durable, sha256=sha256), could_strip=0)
         except (BadInputError, UnsupportedLayoutError) as error:
             reason = error.message.removeprefix(f"{self.source}: ")

@@ -97,6 +97,15 @@ class RecompressedDocument(Struct):
     level: int
 
 
+class PagesDocument(Struct):
+    """A library that was cut to the pages that a program touched."""
+
+    hot: Annotated[Bytes, Meta(description="bytes of code and read-only data in the file")]
+    cold: Annotated[Bytes, Meta(description="those that are in the pack alone")]
+    runs: Annotated[int, Meta(description="pieces that the file has of it")]
+    data: Annotated[bool, Meta(description="true: read-only data was cut, too; it does not start without its pack")]
+
+
 class LibraryDocument(Struct):
     """A library; what was not read has a reason, what was changed has hashes."""
 
@@ -120,6 +129,7 @@ class LibraryDocument(Struct):
         Annotated[Mapping[str, CodeTally], Meta(description="of what a split moved, for the targets")] | UnsetType
     ) = UNSET
     pack: LibraryPack | UnsetType = UNSET
+    pages: Annotated[PagesDocument, Meta(description="of a cut to touched pages")] | UnsetType = UNSET
     filler: Annotated[int, Meta(description="bytes that patchelf had left, and that went")] | UnsetType = UNSET
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
     relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
@@ -148,8 +158,9 @@ def library_document(library: LibraryResult) -> LibraryDocument:
     said.sha256_before, said.sha256_after = library.sha256_in or None, library.sha256_out or None
     said.instructions_sha256 = library.instructions_sha256 or None
     said.kept, said.dropped, said.stripped = library.kept, library.dropped, library.stripped
-    if library.moved:
-        said.moved, said.packed = library.moved, library.packed or UNSET
+    if library.moved or library.pages:
+        said.moved, said.packed = library.moved or UNSET, library.packed or UNSET
+        said.pages = document(PagesDocument, library.pages) if library.pages else UNSET
         said.pack = LibraryPack(library.pack, library.pack_size, library.pack_sha256) if library.pack else UNSET
     said.filler, said.zeroed, said.relr = library.filler or UNSET, library.zeroed or UNSET, library.relr or UNSET
     said.recompressed = document(RecompressedDocument, library.recompressed) if library.recompressed else UNSET

@@ -201,10 +201,10 @@ class NewFile:
     def put(self, folder: Path) -> Path:
         """Write it into a folder, where it may lie already."""
         place = folder / posixpath.basename(self.path)
+        folder.mkdir(parents=True, exist_ok=True)
         if isinstance(self.content, bytes):
             place.write_bytes(self.content)
         elif self.content != place:
-            folder.mkdir(parents=True, exist_ok=True)
             copy_file(self.content, place)
             place.chmod(0o644)
         return place
@@ -231,7 +231,7 @@ def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLe
     def is_nvidias(path: str) -> bool:
         return any(is_proprietary(package.metadata) for package in tree.packages(path))
 
-    return cut.left_out(tree.sizes, read_code, is_nvidias, drops)
+    return cut.left_out(tree.sizes, read_code, is_nvidias, drops, sources=isinstance(tree, LocalTree))
 
 
 class StripRule:

@@ -20,7 +20,7 @@ from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn, gpu_stand_ins
-from torchtailor.tailoring.left_out import stand_ins
+from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.packs import check_tools_for, folder_name, pack_folder
@@ -350,7 +350,7 @@ class _Making:
         beside = {file.path: file for name, job in jobs.items() for file in job.added(self.tree, cut[name])}
         kept = [beside[path] for path in sorted(beside) if not (self.options.split and path.endswith(PACK_SUFFIX))]
         libraries = [self._new(one.path, one.content) for one in for_gpus]
-        return [*kept, *stand_ins(self.tree, self.dropped).values(), *libraries]
+        return [*kept, *distinct(stand_ins(self.tree, self.dropped).values()), *libraries]
 
     def _new(self, path: str, content: bytes) -> NewFile:
         return NewFile(path, content, FileState.of_bytes(content), self.tree.package)

@@ -17,6 +17,7 @@ from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
 
 _LARGE = 64 << 10
+Ranges = tuple[tuple[int, int], ...]
 _DATA = re.compile(r"[^/]+\.data/")
 _DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)[^/]+\.dist-info/[^/]+")
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
@@ -54,11 +55,15 @@ class TracedWorkload:
 
     trace: Trace
     margin: str = "exact"
+    _touched: dict[str, tuple[tuple[int, int], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _used: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.margin not in margins():
             raise NoMatchError(f"There is no margin {self.margin}.", f"There are {', '.join(margins())}.")
+        self._touched.update((library.identity, library.touched) for library in self.trace.libraries if library.pages)
         self._used.update((library.identity, frozenset(library.used)) for library in self.trace.libraries)
 
     @classmethod
@@ -70,26 +75,32 @@ class TracedWorkload:
         return self.trace.label
 
     @property
+    def uses_gpu_code(self) -> bool:
+        return any(library.used for library in self.trace.libraries)
+
+    @property
     def knows_files(self) -> bool:
         """Whether the traces tell which files were opened."""
         return bool(self.trace.opened) and FILES_UNKNOWN not in self.trace.lost
 
-    def unopened(self, sizes: Mapping[str, int]) -> list[str]:
+    def unopened(self, sizes: Mapping[str, int], *, sources: bool = False) -> list[str]:
         """Of these files, by path and size, those that were never opened: large ones, small ones that only compilers
-        read, and bytecode of modules that were not imported, which Python makes again from their source. Python's
-        sources are found by other names than they were asked for, and licences stay. Files beside packages, such as
-        Python itself, are not in a trace."""
+        read, and bytecode of modules that were not imported, which Python makes again from their source; with `sources`
+        also these, which go to packs. What was looked for, and licences stay. Files beside packages, such as Python
+        itself, are not in a trace."""
         if not self.trace.opened:
             return []
-        opened = set(self.trace.opened)
+        opened = {*self.trace.opened, *self.trace.looked}
         imports = any(path.endswith(_PYTHON) for path in opened)  # else it is not known what was imported
         used = {library.name for library in self.trace.libraries if library.used}  # misses tell of no files
         names = _names_in_traces(sizes)
+        moved = set(_unused_modules(names, opened)) if sources and imports else set()
         return [
             path
             for path, size in sizes.items()
             if (
-                (imports and _is_unused_bytecode(path, names, opened))
+                path in moved
+                or (imports and _is_unused_bytecode(path, names, opened))
                 or ((size >= _LARGE or path.endswith(_FOR_COMPILERS)) and not path.endswith((*_PYTHON, _CERTIFICATES)))
             )
             and not _LICENCE.search(path)
@@ -98,6 +109,10 @@ class TracedWorkload:
             and path.rsplit("/", 1)[-1] not in used
             and not names[path].startswith(f"{PACK_FOLDER}/")
         ]
+
+    def touched(self, identity: str) -> Ranges:
+        """The addresses of a library that were touched, as (start, end); none where that was not recorded."""
+        return self._touched.get(identity, ())
 
     def knows_another(self, name: str, identity: str) -> bool:
         """Whether a library of this name was used, but of another release than this one."""
@@ -115,6 +130,20 @@ def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[
     match = _BYTECODE.fullmatch(path)
     source = f"{match['folder']}{match['module']}.py" if match else ""
     return source in names and names.get(path) not in opened and names[source] not in opened
+
+
+def _unused_modules(names: Mapping[str, str], opened: Collection[str]) -> Iterable[str]:
+    """The sources of modules of which neither these nor bytecode was opened. Those of packages stay, as without them
+    their folder would be one, and so do modules beside a folder of their name."""
+    bytecode = {f"{match['folder']}{match['module']}.py" for path in opened if (match := _BYTECODE.fullmatch(path))}
+    folders = {path.rpartition("/")[0] for path in names}
+    for path, name in names.items():
+        folder, _, file = path.rpartition("/")
+        module = file.removesuffix(".py")
+        if file == module or not module.isidentifier() or module == "__init__":
+            continue
+        if name not in opened and name not in bytecode and f"{folder}/{module}".lstrip("/") not in folders:
+            yield path
 
 
 def _names_in_traces(paths: Iterable[str]) -> dict[str, str]:

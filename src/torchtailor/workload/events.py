@@ -1,17 +1,19 @@
 """Reads what the hook recorded, process by process, and makes a trace of it.
 
 The hook knows addresses; which container lies there is read from the library itself. The format of the lines is in
-`native/hook.c`.
+`native/record.c`, and in `native/touched.c` that of what a process had mapped at its end.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -24,14 +26,64 @@ from torchtailor.core.format import counted
 from torchtailor.core.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import container_key
-from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces
+from torchtailor.workload.trace import PAGE, Trace, TracedLibrary, merge_traces, merged_pages
 
+PAGES_SUFFIX = ".pages"
 _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
 _ESCAPED = re.compile(r"\\(.)")
 _MEANING = {"t": "\t", "n": "\n", "\\": "\\"}
 _MAX_LINE = 64 << 10  # the hook's lines hold at most a path and some numbers
 _MAX_SAID = 500
+
+_WRITE = 2  # of the flags of a segment
+_NEIGHBOURS = "neighbours"
 _NO_EVENT = "a line that is no event"
+
+
+@dataclass
+class MappedPages:
+    """Memory that a process could not write to: of which file, and what of it was touched."""
+
+    start: int
+    end: int
+    offset: int
+    path: str
+    touched: list[tuple[int, int]] = field(default_factory=list)  # (first page, count), from the start on
+
+
+@dataclass
+class ProcessMemory:
+    """What one process had mapped at its end, by address."""
+
+    mappings: list[MappedPages] = field(default_factory=list)
+    how: str = ""  # empty where its end is missing
+
+    def read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            for line in file:
+                self._add([_unescaped(word) for word in os.fsdecode(line.rstrip(b"\n")).split("\t")])
+
+    def _add(self, words: list[str]) -> None:
+        match words:
+            case ["map", start, end, offset, path]:
+                self.mappings.append(MappedPages(int(start, 16), int(end, 16), int(offset, 16), path))
+            case ["at", runs] if self.mappings:
+                pairs = (run.split("+") for run in runs.split())
+                self.mappings[-1].touched += [(int(first, 16), int(count, 16)) for first, count in pairs]
+            case ["end", how]:
+                self.how = how
+
+    def begins(self) -> Iterator[tuple[str, int]]:
+        """The files of which the start is mapped, and where."""
+        return ((one.path, one.start) for one in self.mappings if one.path.startswith("/") and not one.offset)
+
+    def touched(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """What was touched between two addresses, as (first page, count) from the first one on; of a library that was
+        cut also what was mapped from its pack."""
+        for one in self.mappings[bisect_left(self.mappings, start, key=attrgetter("start")) :]:
+            if one.end > end:
+                return
+            yield from (((one.start - start) // PAGE + first, count) for first, count in one.touched)
 
 
 @dataclass
@@ -41,9 +93,20 @@ class Recorded:
     loads: dict[str, set[int]] = field(default_factory=dict)  # by the path of a library, addresses
     misses: dict[str, set[tuple[int, bytes]]] = field(default_factory=dict)  # the same, with the keys of containers
     opened: set[str] = field(default_factory=set)
+    looked: set[str] = field(default_factory=set)  # for files that were there
     processes: set[str] = field(default_factory=set)
     unknown: int = 0  # raw code that belongs to no library
     lost: set[str] = field(default_factory=set)
+    memories: list[ProcessMemory] = field(default_factory=list)
+
+    @cached_property
+    def mapped(self) -> dict[str, list[tuple[ProcessMemory, int]]]:
+        """By the path of a file, the processes that had mapped its start, and where."""
+        found: dict[str, list[tuple[ProcessMemory, int]]] = {}
+        for memory in self.memories:
+            for path, start in memory.begins():
+                found.setdefault(path, []).append((memory, start))
+        return found
 
     def read(self, path: Path) -> None:
         """Add the lines of one file; a last line without its end was cut off by a kill."""
@@ -70,6 +133,8 @@ class Recorded:
                 self.misses.setdefault(library, set()).add((int(address, 16), bytes.fromhex(key)))
             case ["open", opened]:
                 self.opened.add(opened)
+            case ["look", looked]:
+                self.looked.add(looked)
             case ["proc", process, *program]:
                 self.processes.add(process)
                 self.opened.update(program[:1])  # by the kernel
@@ -88,8 +153,18 @@ def _unescaped(word: str) -> str:
 def read_events(paths: Iterable[Path]) -> Recorded:
     """Read the files that the processes of a run left."""
     recorded = Recorded()
-    for path in sorted(paths):
+    files = sorted(paths)
+    for path in (path for path in files if path.suffix != PAGES_SUFFIX):
         recorded.read(path)
+    unfinished = 0
+    for path in (path for path in files if path.suffix == PAGES_SUFFIX):
+        memory = ProcessMemory()
+        with suppress(ValueError):  # the line of a process that was killed while it wrote
+            memory.read(path)
+        recorded.memories.append(memory)
+        unfinished += not memory.how
+    if unfinished:
+        recorded.lost.add(f"the pages of {counted(unfinished, 'process', 'processes')} that had not ended")
     return recorded
 
 
@@ -97,23 +172,29 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
     """The trace of a run; `roots` are folders beside site-packages from which it imports."""
     lost = sorted(recorded.lost)
     libraries = []
-    for path in sorted({*recorded.loads, *recorded.misses}):
+    for path in sorted({*recorded.loads, *recorded.misses, *filter(_is_elf, recorded.mapped)}):
         missed = recorded.misses.get(path, set())
+        loads = recorded.loads.get(path, set())
         try:
-            library, unplaced = _library(Path(path), recorded.loads.get(path, set()), missed)
-            libraries.append(library)
+            library, unplaced = _library(Path(path), loads, missed, recorded.mapped.get(path, ()))
+            if loads or missed or library.pages:
+                libraries.append(library)
             if unplaced:
                 number = counted(unplaced, "miss", "misses")
                 lost.append(_plain(f"{number} of {path[:_MAX_SAID]}, which is another file now"))
         except (BadInputError, OSError, ValueError) as error:
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
             lost.append(_plain(f"{path[:_MAX_SAID]} cannot be read: {why[:_MAX_SAID].rstrip('.')}"))
+    folders = [str(root.absolute()) for root in roots]
+    opened = set(_below_sites(recorded.opened, folders))
     trace = Trace(
         libraries=tuple(libraries),
-        opened=tuple(sorted(set(_below_sites(recorded.opened, [str(root.absolute()) for root in roots])))),
+        opened=tuple(sorted(opened)),
+        looked=tuple(sorted(set(_below_sites(recorded.looked, folders)) - opened)),
         programs=tuple(map(_plain, programs)),
         processes=len(recorded.processes),
         lost=tuple(lost),
+        neighbours=any(memory.how == _NEIGHBOURS for memory in recorded.memories),
     )
     return merge_traces([trace])  # a library may have been loaded by two paths
 
@@ -156,7 +237,41 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _library(path: Path, addresses: set[int], misses: set[tuple[int, bytes]]) -> tuple[TracedLibrary, int]:
+def _is_elf(path: str) -> bool:
+    try:
+        if not Path(path).is_file():
+            return False  # it is gone
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except (OSError, ValueError):
+        return False
+
+
+def _pages(elf: ElfFile, mapped: Iterable[tuple[ProcessMemory, int]]) -> tuple[tuple[int, int], ...]:
+    """The pages of a library that processes touched, of segments that are not written to, by its own addresses."""
+    lowest = min((load.address for load in elf.loads), default=0) // PAGE * PAGE
+    highest = max((load.address + load.memory_size for load in elf.loads), default=0)
+    touched = (
+        (first + lowest // PAGE, count)
+        for memory, start in mapped
+        for first, count in memory.touched(start, start + highest - lowest + PAGE - 1)
+    )
+    ranges = [
+        (load.address // PAGE, -(-(load.address + load.memory_size) // PAGE))
+        for load in elf.loads
+        if not load.flags & _WRITE
+    ]
+    inside = (
+        (max(first, low), min(first + count, high) - max(first, low))
+        for first, count in merged_pages(touched)
+        for low, high in ranges
+    )
+    return merged_pages((first, count) for first, count in inside if count > 0)
+
+
+def _library(
+    path: Path, addresses: set[int], misses: set[tuple[int, bytes]], mapped: Iterable[tuple[ProcessMemory, int]]
+) -> tuple[TracedLibrary, int]:
     """What was used of a library, and the number of misses that it does not have.
 
     An address inside of a container means it, as data may be handed out in parts. Misses outlast the file that they
@@ -198,5 +313,6 @@ def _library(path: Path, addresses: set[int], misses: set[tuple[int, bytes]]) ->
             stored=sum(one.container.stored_size for one in found),
             stored_used=sum(sizes),
             sizes=sizes,
+            pages=_pages(elf, mapped),
         )
         return library, unplaced

@@ -24,6 +24,7 @@ class HookKind(Enum):
 
     NEEDED = "libtorchtailor-hook.so.1"  # cut libraries bring it
     PRELOAD = "libtorchtailor-preload.so"  # LD_PRELOAD names it
+    AUDIT = "libtorchtailor-audit.so"  # LD_AUDIT names it, while a program is recorded
 
 
 HOOK_NAME = HookKind.NEEDED.value

@@ -12,6 +12,7 @@ import hashlib
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import SegmentType
 from torchtailor.code.gpucode.scan import LibraryCode
+from torchtailor.workload.host_table import host_table
 
 _CHUNK = 1 << 20
 _DIGEST = 16
@@ -19,6 +20,8 @@ _DIGEST = 16
 
 def library_identity(elf: ElfFile, code: LibraryCode) -> str:
     """Hex digits that are the same for a library and whatever was cut from it."""
+    if table := host_table(elf):
+        return table.identity
     hasher = hashlib.blake2b(digest_size=_DIGEST)
     hasher.update(f"{elf.header.machine} {len(loaded_containers(code))}\n".encode())
     for section in elf.sections:

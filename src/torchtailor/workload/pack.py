@@ -1,8 +1,11 @@
-"""Packs: files of containers that were moved out of libraries, found by key and read by mapping.
+"""Packs: files of containers and pages that were moved out of libraries, found by key.
 
 A pack is a header, the rows of its index sorted by key, a description as JSON, and whole containers. A key is the hash
 of the container as the stock library has it, so that the same ticket finds the code of whichever GPU a pack is for.
-The hook (`native/hook.c`) reads the same format.
+A segment of pages is found by the hash of its bytes. It has a header of its own, and behind it either the bytes as they
+are mapped, aligned to the largest pages there are, or an index of blocks and each of them as zstd: one is unpacked when
+the first of its pages is needed. What of a block stays in the library is zeros in it.
+The hook (`native/packs.c`, `native/pages.c`) reads the same format.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from enum import IntEnum
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +44,12 @@ _ALIGNMENT = 64
 _CHUNK = 1 << 20
 _MAX_ROWS = 1 << 22
 
+PAGES_HEADER = struct.Struct(f"<8s{KEY_SIZE}sQIII16xI")  # magic, key, bytes, those of a block, blocks, checksum
+_PAGES_MAGIC = b"TTPAGES\0"
+_BLOCK = struct.Struct("<QII")  # of the index: where a block is from the header on, its bytes, the checksum unpacked
+_PAGES_ALIGNMENT = 64 << 10
+PAGE_BLOCK = 1 << 20
+
 
 @dataclass(frozen=True)
 class PackPlace:
@@ -49,19 +59,32 @@ class PackPlace:
     hook: str = ""  # the path from the library's folder to the hook's; empty where it lies beside it
 
 
+class RowKind(IntEnum):
+    """What a row of a pack leads to."""
+
+    CONTAINER = 0
+    PAGES = 1
+
+
 class PackRow(NamedTuple):
-    """Where a container lies in a pack."""
+    """Where a container, or the pages of a segment, lie in a pack."""
 
     key: bytes
     offset: int
     size: int
     crc: int
+    kind: RowKind = RowKind.CONTAINER
 
 
 def container_key(source: ByteSource, container: Container) -> bytes:
     """The key of a container: the hash of its bytes, header included."""
+    return hashed(_chunks(source, container.offset, container.end))
+
+
+def hashed(chunks: Iterable[bytes]) -> bytes:
+    """The key of these bytes."""
     hasher = hashlib.blake2b(digest_size=KEY_SIZE)
-    for chunk in _chunks(source, container.offset, container.end):
+    for chunk in chunks:
         hasher.update(chunk)
     return hasher.digest()
 
@@ -96,6 +119,47 @@ class PackWriter:
         self._rows[key] = PackRow(key, start, size, crc)
         self._end = max(self._end, _aligned(start + size))
 
+    def add_from(self, pack: Pack) -> None:
+        """Add all that another pack has."""
+        for row in pack.rows:
+            self.add(row.key, _chunks(pack.source, row.offset, row.offset + row.size))
+
+    def add_pages(self, key: bytes, size: int, chunks: Iterable[bytes]) -> None:
+        """Add the bytes of a segment as they are mapped."""
+        if key in self._rows:
+            return
+        start = -(-(self._end + PAGES_HEADER.size) // _PAGES_ALIGNMENT) * _PAGES_ALIGNMENT - PAGES_HEADER.size
+        self._put(key, start, chain([_pages_header(key, size)], chunks))
+
+    def add_packed_pages(self, key: bytes, size: int, blocks: Iterable[bytes], level: int) -> None:
+        """Add the bytes of a segment, compressed block by block; each block has `PAGE_BLOCK` bytes but the last."""
+        from zstandard import ZstdCompressor
+
+        if key in self._rows:
+            return
+        compressor = ZstdCompressor(level=level, write_content_size=True)
+        rows, stored = [], []
+        count = -(-size // PAGE_BLOCK)
+        at = PAGES_HEADER.size + count * _BLOCK.size
+        for block in blocks:
+            data = compressor.compress(block)
+            rows.append(_BLOCK.pack(at, len(data), zlib.crc32(block)))
+            stored.append(data)
+            at += len(data)
+        index = b"".join(rows)
+        header = _pages_header(key, size, PAGE_BLOCK, count, zlib.crc32(index))
+        self._put(key, self._end, [header, index, *stored])
+
+    def _put(self, key: bytes, start: int, chunks: Iterable[bytes]) -> None:
+        size = crc = 0
+        for chunk in chunks:
+            if chunk.strip(b"\0"):  # zeros take no space on the disk
+                write_at(self._fd, start + size, chunk)
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+        self._rows[key] = PackRow(key, start, size, crc, RowKind.PAGES)
+        self._end = _aligned(start + size)
+
     @property
     def count(self) -> int:
         return len(self._rows)
@@ -103,7 +167,7 @@ class PackWriter:
     def finish(self) -> int:
         """Write the index; returns the size of the file."""
         last = max((row.offset + row.size for row in self._rows.values()), default=0)
-        rows = b"".join(_ROW.pack(row.key, row.offset, row.size, row.crc, 0) for _, row in sorted(self._rows.items()))
+        rows = b"".join(_ROW.pack(*row) for _, row in sorted(self._rows.items()))
         at = _HEADER.size + len(rows)
         size = max(last, at + len(self._description))
         fields = (_MAGIC, _VERSION, len(self._rows), _HEADER.size, at, len(self._description), size)
@@ -112,6 +176,11 @@ class PackWriter:
         write_at(self._fd, 0, header + struct.pack("<I", zlib.crc32(header)) + rows + self._description)
         os.ftruncate(self._fd, size)
         return size
+
+
+def _pages_header(key: bytes, size: int, block: int = 0, count: int = 0, crc: int = 0) -> bytes:
+    head = PAGES_HEADER.pack(_PAGES_MAGIC, key, size, block, count, crc, 0)[:-4]
+    return head + struct.pack("<I", zlib.crc32(head))
 
 
 def _aligned(size: int) -> int:
@@ -161,7 +230,10 @@ class Pack:
         about = bytes(source.read(about_at, about_size))
         if zlib.crc32(data) != rows_crc or zlib.crc32(about) != about_crc:
             raise _damaged("the checksum of its index is wrong")
-        rows = tuple(PackRow(key, offset, length, check) for key, offset, length, check, _ in _ROW.iter_unpack(data))
+        fields = list(_ROW.iter_unpack(data))
+        if not {kind for *_, kind in fields} <= set(RowKind):
+            raise _damaged("its index has rows of an unknown kind")
+        rows = tuple(PackRow(key, offset, length, check, RowKind(kind)) for key, offset, length, check, kind in fields)
         keys = tuple(row.key for row in rows)
         if any(one >= other for one, other in pairwise(keys)):
             raise _damaged("its index is not sorted")
@@ -177,13 +249,18 @@ class Pack:
         index = bisect_left(self._keys, key)
         return self.rows[index] if index < len(self._keys) and self._keys[index] == key else None
 
-    def container(self, row: PackRow) -> Container:
-        """The container of a row; BadInputError where its bytes are damaged."""
+    def check(self, row: PackRow) -> None:
+        """Raise BadInputError where the bytes of a row are damaged."""
         crc = 0
         for chunk in _chunks(self.source, row.offset, row.offset + row.size):
             crc = zlib.crc32(chunk, crc)
         if crc != row.crc:
-            raise _damaged(f"the checksum of container {row.key.hex()[:12]} is wrong")
+            what = "container" if row.kind is RowKind.CONTAINER else "segment"
+            raise _damaged(f"the checksum of {what} {row.key.hex()[:12]} is wrong")
+
+    def container(self, row: PackRow) -> Container:
+        """The container of a row; BadInputError where its bytes are damaged."""
+        self.check(row)
         container = read_container(self.source, row.offset, row.offset + row.size)
         if container.stored_size != row.size:
             raise _damaged(f"container {row.key.hex()[:12]} has another size than its row")
@@ -192,7 +269,12 @@ class Pack:
     @property
     def stored_size(self) -> int:
         """Bytes of all containers."""
-        return sum(row.size for row in self.rows)
+        return sum(row.size for row in self.rows if row.kind is RowKind.CONTAINER)
+
+    @property
+    def pages_size(self) -> int:
+        """Bytes of all segments, as they are stored."""
+        return sum(row.size for row in self.rows if row.kind is RowKind.PAGES)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +22,14 @@ from typing import IO
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, disk_errors, write_atomically
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
-from torchtailor.workload.events import make_trace, read_events
+from torchtailor.workload.events import PAGES_SUFFIX, make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
 from torchtailor.workload.trace import Trace
 
 RECORD_VARIABLE = "TORCHTAILOR_RECORD"
 _PRELOAD = "LD_PRELOAD"
+_AUDIT = "LD_AUDIT"
+_PATIENCE = 20.0  # seconds for what processes write after their end, before it counts as lost
 _SEPARATOR = re.compile(r"[ :]")
 _MACHINES = {"x86_64": ElfMachine.X86_64, "aarch64": ElfMachine.AARCH64}
 
@@ -49,20 +53,54 @@ def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> 
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-", ignore_cleanup_errors=True) as folder:
         environment = recording_environment(Path(folder))
         code = _run(command, environment, stdout)
-        events = read_events(Path(folder).glob("*.tsv"))
+        _wait_for_pages(Path(folder))
+        events = read_events(Path(folder).iterdir())
         return RecordedRun(make_trace(events, [shlex.join(command)], _import_roots()), code)
 
 
 def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables with which a program, and whatever it starts, records to a folder."""
-    return {**with_preload(environment), RECORD_VARIABLE: str(folder)}
+    auditing = _with_library(HookKind.AUDIT, _AUDIT, with_preload(environment))
+    return {**auditing, RECORD_VARIABLE: str(folder)}
 
 
 def with_preload(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables with which a program gets the hook, whatever else is preloaded."""
-    hook = str(_preloadable(hook_library(this_machine(), HookKind.PRELOAD)))
-    others = [part for part in environment.get(_PRELOAD, "").replace(" ", ":").split(":") if part and part != hook]
-    return {**environment, _PRELOAD: ":".join([hook, *others])}
+    return _with_library(HookKind.PRELOAD, _PRELOAD, environment)
+
+
+def _with_library(kind: HookKind, variable: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which the dynamic linker loads one of our libraries, before whatever else they name."""
+    hook = str(_preloadable(hook_library(this_machine(), kind)))
+    others = [part for part in environment.get(variable, "").replace(" ", ":").split(":") if part and part != hook]
+    return {**environment, variable: ":".join([hook, *others])}
+
+
+def _wait_for_pages(folder: Path) -> None:
+    """What a process touched is written after its end, by a process that holds a lock until that is done."""
+    until = time.monotonic() + _PATIENCE
+    for path in folder.glob(f"*{PAGES_SUFFIX}"):
+        with path.open("rb") as file:
+            while not _is_free(file) and time.monotonic() < until and not _is_alive(path):
+                time.sleep(0.01)
+
+
+def _is_free(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_alive(record: Path) -> bool:
+    """Whether the process that a record is of still runs, in the background: nobody waits for it."""
+    number, start = record.name.split("-")[:2]
+    try:
+        fields = Path("/proc", number, "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[19] == start and fields[0] not in "ZX"
 
 
 def _preloadable(hook: Path) -> Path:
@@ -139,7 +177,7 @@ def trace_of(places: Iterable[Path]) -> Trace:
     files: list[Path] = []
     for place in places:
         if place.is_dir():
-            own = sorted(place.glob("*.tsv"))
+            own = [path for path in place.iterdir() if path.suffix in (".tsv", PAGES_SUFFIX)]
             if not own:
                 raise NoMatchError(
                     f"No program recorded anything to {place}.",

@@ -1,4 +1,5 @@
-"""Traces: which containers of which libraries a program loaded, and which files of its environment it opened.
+"""Traces: which containers of which libraries a program loaded, which pages of them it touched, and which files of its
+environment it opened.
 
 A library is known by what does not change when it is cut (`identity.py`), a container by its position in it, and a
 file by its path below site-packages: a trace taken on one machine counts on every other.
@@ -10,6 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +29,9 @@ _LABEL_DIGITS = 7
 
 Identity = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z", description="the identity of a library")]
 Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+PageNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+PAGE = 4096  # bytes of the pages that traces count in, whatever the pages of the machine
 
 
 class TracedLibrary(msgspec.Struct, frozen=True, order=True):
@@ -39,6 +44,7 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
     stored: Size = 0  # of all containers
     stored_used: Size = 0  # of those that were loaded
     sizes: tuple[Size, ...] = ()  # of each of those, in the order of `used`; a union of traces is counted by them
+    pages: tuple[tuple[PageNumber, PageNumber], ...] = ()  # (first, count): touched, of segments without write access
 
     def __post_init__(self) -> None:
         if list(self.used) != sorted(set(self.used)) or (self.used and self.used[-1] >= self.containers):
@@ -47,6 +53,19 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
             raise ValueError("more bytes were used than there are")
         if self.sizes and len(self.sizes) != len(self.used):
             raise ValueError("there is not one size for each used container")
+        if any(not count for _, count in self.pages) or any(
+            first + count > following for (first, count), (following, _) in pairwise(self.pages)
+        ):
+            raise ValueError("the ranges of pages are empty, not sorted, or overlap")
+
+    @property
+    def touched(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of addresses of the stock library that were touched, as (start, end); its base is 0."""
+        return tuple((first * PAGE, (first + count) * PAGE) for first, count in self.pages)
+
+    @property
+    def touched_size(self) -> int:
+        return sum(count for _, count in self.pages) * PAGE
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -64,6 +83,8 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     programs: tuple[str, ...] = ()
     processes: Size = 0
     lost: tuple[str, ...] = ()  # what could not be recorded, in words
+    looked: tuple[RelativePath, ...] = ()  # files that were only looked for, and have to be there
+    neighbours: bool = False  # the kernel mapped pages in groups: those beside touched ones are named too
     schema: str = SCHEMA
     version: int = VERSION
 
@@ -74,7 +95,10 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
         for library in sorted(self.libraries):
             if library.used:
                 hasher.update(f"{library.identity} {' '.join(map(str, library.used))}\n".encode())
-        for path in sorted(self.opened):
+            if library.pages:
+                pages = " ".join(f"{first}+{count}" for first, count in library.pages)
+                hasher.update(f"{library.identity} pages {pages}\n".encode())
+        for path in sorted({*self.opened, *self.looked}):
             hasher.update(f"{path}\n".encode(errors="surrogateescape"))
         return hasher.hexdigest()
 
@@ -86,6 +110,10 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     @property
     def stored_used(self) -> int:
         return sum(library.stored_used for library in self.libraries)
+
+    @property
+    def touched_size(self) -> int:
+        return sum(library.touched_size for library in self.libraries)
 
     def to_bytes(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
@@ -100,6 +128,7 @@ class TraceLibrary(msgspec.Struct):
     used: int
     stored: Bytes
     stored_used: Bytes
+    touched: Annotated[Bytes, msgspec.Meta(description="bytes of code and read-only data, in pages of 4 KiB")] = 0
 
 
 class TraceDocument(msgspec.Struct):
@@ -112,15 +141,20 @@ class TraceDocument(msgspec.Struct):
     libraries: tuple[TraceLibrary, ...]
     opened: Annotated[int, msgspec.Meta(description="files that were opened")]
     lost: Annotated[tuple[str, ...], msgspec.Meta(description="what could not be recorded")]
+    neighbours: Annotated[bool, msgspec.Meta(description="pages beside touched ones are counted too")] = False
 
 
 def trace_facts(trace: Trace, name: str) -> TraceDocument:
     """What a trace holds, in figures."""
     libraries = tuple(
-        TraceLibrary(one.name, one.identity, one.containers, len(one.used), one.stored, one.stored_used)
+        TraceLibrary(
+            one.name, one.identity, one.containers, len(one.used), one.stored, one.stored_used, one.touched_size
+        )
         for one in trace.libraries
     )
-    return TraceDocument(name, trace.label, trace.processes, trace.programs, libraries, len(trace.opened), trace.lost)
+    return TraceDocument(
+        name, trace.label, trace.processes, trace.programs, libraries, len(trace.opened), trace.lost, trace.neighbours
+    )
 
 
 def merge_traces(traces: Iterable[Trace]) -> Trace:
@@ -130,18 +164,22 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
     for trace in traces:
         for library in trace.libraries:
             by_identity.setdefault(library.identity, []).append(library)
+    opened = {path for trace in traces for path in trace.opened}
     return Trace(
         libraries=tuple(sorted(map(_merged, by_identity.values()), key=lambda one: (one.name, one.identity))),
-        opened=tuple(sorted({path for trace in traces for path in trace.opened})),
+        opened=tuple(sorted(opened)),
+        looked=tuple(sorted({path for trace in traces for path in trace.looked} - opened)),
         programs=tuple(dict.fromkeys(program for trace in traces for program in trace.programs)),
         processes=sum(trace.processes for trace in traces),
         lost=tuple(dict.fromkeys(what for trace in traces for what in trace.lost)),
+        neighbours=any(trace.neighbours for trace in traces),
     )
 
 
 def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
     """One library that several traces have; the largest sizes are those of the stock one."""
     first = max(same, key=lambda one: one.stored)
+    first = msgspec.structs.replace(first, pages=merged_pages(pages for one in same for pages in one.pages))
     if any(one.containers != first.containers for one in same):
         raise BadInputError(
             f"Two traces name {first.name} with {first.containers} and another number of GPU code containers.",
@@ -163,6 +201,23 @@ def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
         stored_used=known,
         sizes=tuple(sizes[position] for position in used),
     )
+
+
+def ranges_of_pages(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers of pages as the sorted, disjoint ranges (first, count) of a trace."""
+    return merged_pages((number, 1) for number in numbers)
+
+
+def merged_pages(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges (first, count) in as few as possible."""
+    merged: list[tuple[int, int]] = []
+    for first, count in sorted(ranges):
+        if merged and first <= sum(merged[-1]):
+            start, length = merged[-1]
+            merged[-1] = (start, max(length, first + count - start))
+        else:
+            merged.append((first, count))
+    return tuple(merged)
 
 
 def read_trace(path: Path) -> Trace:

@@ -22,7 +22,7 @@ from torchtailor.cli._cut import OPTIONS, REFUSED, takes_cut
 from torchtailor.cli._dispatch import load_command
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import ExitCode
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.cut_document import JobCut
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.workload.choice import TracedWorkload
@@ -48,6 +48,22 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "margin": (["--workload", "app.trace", "--margin", "library"], {"workload": {**USED, "margin": "library"}}),
     "pack": (["--workload", "app.trace", "--pack", "packs"], {"workload": USED}),
     "no_pack": (["--workload", "app.trace", "--no-pack"], {"workload": {**USED, "pack": False}}),
+    "host_pages": (
+        ["--workload", "app.trace", "--host-pages", "all"],
+        {"host_pages": {"left": "all", "gap": 65536, "debuggable": False, "packs": "none"}},
+    ),
+    "gap": (
+        ["--workload", "app.trace", "--gap", "4096"],
+        {"host_pages": {"left": "code", "gap": 4096, "debuggable": False, "packs": "none"}},
+    ),
+    "debuggable": (
+        ["--workload", "app.trace", "--debuggable"],
+        {"host_pages": {"left": "code", "gap": 65536, "debuggable": True, "packs": "none"}},
+    ),
+    "pack_compress": (
+        ["--workload", "app.trace", "--pack-compress", "zstd"],
+        {"host_pages": {"left": "code", "gap": 65536, "debuggable": False, "packs": "zstd"}},
+    ),
     "drop_unopened": (["--workload", "app.trace", "--drop-unopened"], {"drop_unopened": True}),
 }
 
@@ -153,6 +169,9 @@ CHOICES: list[dict[str, Any]] = [
     {"recompress": True, "level": 3, "driver": "570.26"},
     {"split": True, "also": ("nvidia-cublas-cu12",)},
     {"workload": TracedWorkload(TRACE, "library"), "no_pack": True, "drop_unopened": True, "strip": True},
+    {"workload": TracedWorkload(TRACE), "host_pages": HostPages.ALL, "gap": 4096, "debuggable": True},
+    {"workload": TracedWorkload(TRACE), "host_pages": HostPages.KEEP},
+    {"workload": TracedWorkload(TRACE), "pack_compress": PackCompression.ZSTD},
 ]
 
 
@@ -175,7 +194,8 @@ def test_the_history_of_an_image_names_every_choice(choices: dict[str, Any]) -> 
 def test_the_documents_of_different_cuts_differ() -> None:
     """What decides the bytes decides the key."""
     each = [{name: value} for choices in CHOICES for name, value in choices.items()]
-    alone = [Cut(**one) for one in each if not {"level", "no_pack", "drop_unopened", "also"} & set(one)]
+    belongs = {"level", "no_pack", "drop_unopened", "also", "host_pages", "gap", "debuggable", "pack_compress"}
+    alone = [Cut(**one) for one in each if not belongs & set(one)]
     documents = {msgspec.json.encode(cut.for_job, order="deterministic") for cut in alone}
     same = [cut for cut in alone if cut == Cut() or (cut.nvidia is False)]
     assert len(documents) == len({repr(cut) for cut in alone}) - len(same)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import shutil
 import struct
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +32,9 @@ from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.hooked import prove_hooked
 from torchtailor.surgery.proof.prove import prove
 from torchtailor.workload.choice import TracedWorkload
-from torchtailor.workload.hook import HOOK_NAME, renamed_symbols
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library, renamed_symbols
 from torchtailor.workload.identity import library_identity
-from torchtailor.workload.pack import PackPlace, open_pack
+from torchtailor.workload.pack import PackPlace, RowKind, open_pack
 from torchtailor.workload.trace import Trace, TracedLibrary
 
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
@@ -97,6 +99,33 @@ def test_what_the_trace_names_stays(tmp_path: Path) -> None:
     assert out.stat().st_size < src.stat().st_size
     loaded = ctypes.CDLL(str(src))  # it is a library that loads; the cut one asks for the hook
     assert loaded.reach is not None
+
+
+def test_containers_and_pages_of_a_library_are_in_one_pack(tmp_path: Path) -> None:
+    code = random.Random(37)
+    units = [container(*(Entry(code.randbytes(30_000), sm=sm) for sm in (80, 90))) for _ in range(4)]
+    far = '__asm__(".text; .balign 4096; .fill 2097152, 1, 0xcc; .balign 4096"); int far(int x) { return x * 3; }'
+    src = compiled(tmp_path / "stock" / "libx.so", units, far)
+    with open_source(src) as source:
+        first = next(section.address for section in ElfFile(source).sections if section.name == ".text") // 4096
+    trace = Trace((TracedLibrary(identity(src), "libx.so", 4, (2,), pages=((0, 1), (first, 1))),))
+    place = "torchtailor-packs"
+    out = tmp_path / "out" / "libx.so"
+    result = tailor_library(src, out, options(trace), pack=PackPlace(tmp_path / "out" / place, place))
+    assert result.moved and result.pages and result.pages.cold > 2_000_000
+    (path,) = (tmp_path / "out" / place).iterdir()
+    with open_pack(path) as pack:
+        assert sorted(row.kind for row in pack.rows) == [RowKind.CONTAINER] * 3 + [RowKind.PAGES]
+    assert [bool(one.container.ticket) for one in scan_file(out).containers] == [True, True, False, True]
+    assert out.stat().st_size < src.stat().st_size - 2_000_000
+    assert identity(out) == identity(src)
+    with open_source(out) as source:
+        machine = ElfFile(source).machine
+    shutil.copy(hook_library(machine, HookKind.NEEDED), tmp_path / "out" / place / HOOK_NAME)
+    work = "say = lambda n: os.write(1, f'{x.far(n)} '.encode()); say(5); os.fork(); say(7)"
+    program = f"import ctypes, os; x = ctypes.CDLL({str(out)!r}); {work}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == ["15", "21", "21"] and not done.stderr
 
 
 def test_a_margin_keeps_the_library(tmp_path: Path) -> None:

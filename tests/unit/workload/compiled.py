@@ -17,8 +17,8 @@ struct wrapper { int magic, version; const void *container; void *last; };
 """
 
 
-def compiled(path: Path, containers: Sequence[bytes]) -> Path:
-    """Compile a library that holds these containers; skips the test where there is no compiler."""
+def compiled(path: Path, containers: Sequence[bytes], more: str = "") -> Path:
+    """Compile a library that holds these containers, and more C; skips the test where there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -36,6 +36,6 @@ def compiled(path: Path, containers: Sequence[bytes]) -> Path:
             f"const void *wrapper{number}(void) {{ return &w{number}; }}\n"
         )
     c = path.with_name(f"{path.name}.c")
-    c.write_text("".join(source))
+    c.write_text("".join([*source, more]))
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(path), str(c)], check=True, capture_output=True)
     return path

@@ -17,7 +17,9 @@ from torchtailor.workload.trace import (
     Trace,
     TracedLibrary,
     check_trace_output,
+    decode_trace,
     merge_traces,
+    ranges_of_pages,
     read_trace,
     write_trace,
 )
@@ -213,3 +215,20 @@ def test_packs_are_never_unopened_wherever_packages_are_installed() -> None:
         names = [f"{site}{path}" for path in ("torch-2.dist-info/RECORD", "torchtailor-packs/torch/a.ttpack")]
         workload = TracedWorkload(Trace(opened=("torch/lib/libc10.so",)))
         assert workload.unopened(dict.fromkeys(names, 1 << 20)) == []
+
+
+def test_the_touched_pages_of_a_library_are_ranges_and_merge_by_identity() -> None:
+    one = TracedLibrary("a" * 32, "libx.so", 0, (), pages=((1, 2), (9, 1)))
+    other = TracedLibrary("a" * 32, "libx.so", 0, (), pages=((2, 4), (10, 1)))
+    merged = merge_traces([Trace((one,)), Trace((other,))])
+    assert merged.libraries[0].pages == ((1, 5), (9, 2))
+    assert merged.libraries[0].touched == ((0x1000, 0x6000), (0x9000, 0xB000))
+    assert decode_trace(merged.to_bytes()) == merged
+    assert len({Trace((one,)).digest, Trace((other,)).digest, merged.digest}) == 3
+    assert ranges_of_pages([7, 3, 4, 7]) == ((3, 2), (7, 1))
+
+
+@pytest.mark.parametrize("pages", [((5, 1), (4, 1)), ((1, 3), (3, 1)), ((1, 0),)])
+def test_pages_that_are_not_sorted_and_disjoint_are_refused(pages: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError, match="ranges of pages"):
+        TracedLibrary("a" * 32, "libx.so", 0, (), pages=pages)

@@ -97,6 +97,8 @@ class LibraryReport:
     container_groups: tuple[ContainerGroup, ...]
     texts: tuple[ImageGroup, ...] = ()  # PTX as text outside of containers, which is never cut
     moved: int = 0  # containers whose code was moved to packs
+    hot: int = 0  # of a library that was cut to the pages that a program touched: bytes of those
+    cold: int = 0  # bytes of its other pages, which are in a pack
     program: bool = False  # it asks for a loader
     not_cut: str = ""  # why it is never cut
     proprietary: bool = False  # it is NVIDIA's, and cut only with --nvidia

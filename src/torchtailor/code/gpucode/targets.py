@@ -17,6 +17,7 @@ class Targets:
     archs: tuple[TorchArch, ...]
     keep_ptx: bool = False
     source: str = ""
+    cpu: bool = False  # for programs that use no GPU code: what has some is left as it is
 
     @property
     def devices(self) -> tuple[Capability, ...]:
@@ -25,7 +26,7 @@ class Targets:
     @property
     def none(self) -> bool:
         """Whether no GPU code is kept at all."""
-        return not self.archs and not self.keep_ptx
+        return not self.archs and not self.keep_ptx and not self.cpu
 
     @property
     def label(self) -> str:
@@ -37,4 +38,6 @@ class Targets:
     def __str__(self) -> str:
         if self.none:
             return "machines without a GPU"
+        if self.cpu:
+            return "the CPU"
         return ", ".join(str(device) for device in self.devices) + (" and PTX" if self.keep_ptx else "")

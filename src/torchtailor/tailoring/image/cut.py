@@ -31,7 +31,7 @@ from torchtailor.oci.referrers import Statement
 from torchtailor.oci.rewrite import LayerChanges, NewMember
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.oci.transports.copying import copy_blob
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import ImageOptions
@@ -134,7 +134,8 @@ class _OneImage:
     def survey(self) -> ImageSurvey:
         room = min(_KEPT, shutil.disk_usage(self.folder).free // 8)
         chosen = self.options.cut
-        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened)
+        paged = chosen.workload if chosen.pages is not HostPages.KEEP else None
+        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged)
 
     def cut(self) -> CutImage:
         check_tools_for(self.tailoring, self.config.machine)
@@ -372,7 +373,7 @@ class _OneImage:
 
     @cached_property
     def standing_in(self) -> dict[str, NewFile]:
-        return stand_ins(self.packages, self.paths_left_out)
+        return {path: new[0] for path, new in stand_ins(self.packages, self.paths_left_out).items()}
 
     def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
         layer = self.manifest.layers[number]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtailor.oci.compression import LayerCompression
-from torchtailor.surgery.cut import DEFAULT_LEVEL, Cut
+from torchtailor.surgery.cut import DEFAULT_GAP, DEFAULT_LEVEL, Cut, HostPages, PackCompression
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class ImageOptions:
                 (f"--workload {chosen.workload.label}" if chosen.workload else "", chosen.workload is not None),
                 (f"--margin {chosen.workload.margin}" if chosen.workload else "", chosen.workload is not None),
                 ("--no-pack", chosen.no_pack),
+                (f"--host-pages {chosen.pages.value}", chosen.pages is not HostPages.KEEP),
+                (f"--gap {chosen.gap}", chosen.gap != DEFAULT_GAP),
+                ("--debuggable", chosen.debuggable),
+                ("--pack-compress zstd", chosen.pack_compress is PackCompression.ZSTD),
                 ("--drop-unopened", chosen.drop_unopened),
                 (f"--drop {','.join(sorted(chosen.drop))}", bool(chosen.drop)),
                 ("--squash-shadowed", self.squash_shadowed),

@@ -43,6 +43,8 @@ from torchtailor.tailoring.libraries import is_program_with_code
 from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name, may_be_elf
 from torchtailor.trees.licences import is_closed_text
 from torchtailor.trees.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.identity import library_identity
 
 _IN_MEMORY = 4 << 20  # bytes: a library up to this size is scanned without a file
 _MOST_TEXT = 512 << 20  # bytes of all RECORDs and METADATAs
@@ -183,6 +185,7 @@ class ImageSurvey:
     strip: bool | None = None  # symbol tables: of all libraries, of none, or (None) of packages that have GPU code
     relr: bool = False  # whether relocations of these packages are packed
     unopened: bool = False  # whether libraries may be left out because they were never opened
+    workload: TracedWorkload | None = None  # whose untouched pages go to packs
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
@@ -318,7 +321,7 @@ class ImageSurvey:
             self.candidates[file.content] = FoundLibrary(file, place, has_code)
 
     def _wanted(self, file: LayerFile, source: ByteSource) -> tuple[bool, bool]:
-        """Whether a library may change, and whether it has GPU code."""
+        """Whether a library may change, and whether it has GPU code or pages that go."""
         if not is_shared_name(file.path):
             found = is_program_with_code(source)
             return found, found
@@ -327,7 +330,8 @@ class ImageSurvey:
         elf = ElfFile(source)
         if _GLIBC.search(file.path) and source.find(_READS_RELR, 0, source.size) >= 0:
             self.glibcs.append(file)
-        if scan_elf(elf).containers:
+        code = scan_elf(elf)
+        if code.containers or (self.workload and self.workload.touched(library_identity(elf, code))):
             return True, True
         if self.strip is None:
             return bool(_IN_SITE.search(file.path)) and (self.relr or bool(removable_sections(elf))), False

@@ -71,6 +71,8 @@ class InspectedLibrary(Struct):
         tuple[InspectedCode, ...], Meta(description="PTX as text outside of containers, which is never cut")
     ] = field(name="ptx_texts")
     gpus: tuple[LibraryOnGpu, ...]
+    hot: Annotated[Bytes, Meta(description="of a library that was cut to touched pages: bytes of those")]
+    cold: Annotated[Bytes, Meta(description="bytes of its other pages, which are in a pack")]
 
 
 class InspectedFile(Struct):

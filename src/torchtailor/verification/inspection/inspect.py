@@ -25,6 +25,7 @@ from torchtailor.trees.artifact.drops import files_of
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, why_not_cut
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
 from torchtailor.verification.inspection.inspection import ArtifactReport, Inspection, Skipped
+from torchtailor.workload.host_table import host_table
 
 _Library = tuple[LibraryReport, CodeFile | None]  # and its code for GPUs of other makers
 _Found = _Library | CodeFile | BadInputError | None  # None: the file is not what its name says
@@ -109,6 +110,9 @@ def _read(library: LibraryFile) -> _Found:
             elf = ElfFile(source)
             source.verify()
             report = summarise(library.name, scan_elf(elf, texts=True))
+            if table := host_table(elf):
+                hot = sum(load.file_size for load in elf.loads)
+                report = replace(report, hot=hot, cold=table.cold_size)
             program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
             not_cut = "" if is_shared_name(library.name) else why_not_cut(elf)
             report = replace(report, program=program, not_cut=not_cut)

@@ -27,11 +27,14 @@ _SHOWN = 3
 def pack_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalog: Catalog) -> Iterator[Check]:
     """Nothing where no code was moved to packs."""
     moved = [facts for facts in libraries if facts.packed.containers]
-    if not moved:
-        return
-    yield _whole(artifact, moved)
-    yield _nothing_foreign(artifact, moved, catalog)
-    yield _hook(moved, libraries)
+    paged = [facts for facts in libraries if facts.pages]
+    if moved:
+        yield _whole(artifact, moved)
+        yield _nothing_foreign(artifact, moved, catalog)
+    if paged:
+        yield _pages(artifact, paged)
+    if moved or paged:
+        yield _hook([*moved, *(facts for facts in paged if facts not in moved)], libraries)
 
 
 def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
@@ -63,6 +66,28 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
         f" {'is' if containers == 1 else 'are'} in packs, {size}, and their checksums agree"
     )
     return Check.of(Level.STATIC, name, True, reason, containers=containers, libraries=len(moved))
+
+
+def _pages(artifact: Artifact, paged: Sequence[LibraryFacts]) -> Check:
+    """The pages that were cut out of libraries are in packs, and each library is with them what it was."""
+    name = "pages"
+    wrong = {facts.file.short_name: facts.pages.problem for facts in paged if facts.pages and facts.pages.problem}
+    missing = [facts for facts in paged if facts.pages and facts.pages.missing]
+    if wrong:
+        shown = "; ".join(f"{library}: {problem}" for library, problem in list(wrong.items())[:_SHOWN])
+        return Check.of(Level.STATIC, name, False, shown, damaged=wrong)
+    if missing and all(_made_without(artifact, facts) for facts in missing):
+        reason = "pages that the workload did not touch were left out (--no-pack): what needs them ends with a sentence"
+        names = [facts.file.short_name for facts in missing]
+        return Check.not_applicable(Level.STATIC, name, reason, missing=names)
+    if missing:
+        names = [facts.file.short_name for facts in missing]
+        reason = f"no pack has the pages of {', '.join(names[:_SHOWN])}; set TORCHTAILOR_PACK to the folder of packs"
+        return Check.of(Level.STATIC, name, False, reason, missing=names)
+    cold = human_bytes(sum(facts.pages.cold for facts in paged if facts.pages))
+    where = counted(len(paged), "library", "libraries")
+    reason = f"{cold} of {where} are in packs, and with them each is what it was, byte for byte"
+    return Check.of(Level.STATIC, name, True, reason, libraries=len(paged))
 
 
 def _is_split(artifact: Artifact, facts: LibraryFacts) -> bool:

@@ -26,6 +26,7 @@ from torchtailor.trees.wheels.record import FileHash
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf
 from torchtailor.verification.static.packed import NOTHING_PACKED, OpenPacks, PackedCode
+from torchtailor.verification.static.whole import PagedFacts, whole_library
 
 _MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
 
@@ -40,6 +41,7 @@ class LibraryFacts:
     gpu: LibraryReport | None = None
     host: HostCode | None = None
     packed: PackedCode = NOTHING_PACKED  # what was moved out of it
+    pages: PagedFacts | None = None  # where it was cut to touched pages
     kernels: bool = True  # False where its GPU code is images without a single kernel
     instructions: str = ""  # the hash of its host code; empty for what is not linked
     problem: str = ""
@@ -149,7 +151,11 @@ def _compare(job: _ReadJob, facts: LibraryFacts, file: Unpacked) -> LibraryCompa
 
 
 def _facts(library: LibraryFile, file: Unpacked, packs: Sequence[Path] = ()) -> LibraryFacts:
-    with open_source(file.path) as source, OpenPacks.of(packs) as opened:
+    with (
+        whole_library(file.path, packs) as (whole, pages),
+        open_source(whole) as source,
+        OpenPacks.of(packs) as opened,
+    ):
         elf = ElfFile(source)
         facts = read_elf(elf)
         code = scan_elf(elf)
@@ -157,8 +163,10 @@ def _facts(library: LibraryFile, file: Unpacked, packs: Sequence[Path] = ()) -> 
         _, packed = opened.code(code, source)
         kernels = any(_may_have_kernels(source, image) for image in code.images)
         linked = elf.header.type is not FileType.RELOCATABLE
-        instructions = instructions_sha256(elf) if linked else ""
-    return LibraryFacts(library, file.sha256, facts, gpu, packed=packed, kernels=kernels, instructions=instructions)
+        known = linked and not (pages and (pages.missing or pages.problem))
+        instructions = instructions_sha256(elf) if known else ""
+    found = LibraryFacts(library, file.sha256, facts, gpu, packed=packed, kernels=kernels, instructions=instructions)
+    return replace(found, pages=pages)
 
 
 def _may_have_kernels(source: ByteSource, image: Image) -> bool:

@@ -20,6 +20,7 @@ from torchtailor.trees.wheels.record import FileHash
 from torchtailor.verification.static.cuts import cut_record
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts, LibraryRead
+from torchtailor.verification.static.whole import whole_library
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def read_host_code(
     libraries: Sequence[LibraryRead],
     expected: Expectation,
     progress: Progress,
+    packs: Sequence[Path] = (),
 ) -> tuple[tuple[LibraryFacts, ...], frozenset[str]]:
     """The libraries with their host code, and the names of those that have stock's instructions.
 
@@ -75,7 +77,7 @@ def read_host_code(
     """
     known = StockCode(artifact)
     as_stock: set[str] = set()
-    facts = tuple(_with_host_code(artifact, stock, libraries, expected, progress, known, as_stock))
+    facts = tuple(_with_host_code(artifact, stock, libraries, expected, progress, known, as_stock, packs))
     return facts, frozenset(as_stock)
 
 
@@ -87,6 +89,7 @@ def _with_host_code(
     progress: Progress,
     known: StockCode,
     as_stock: set[str],
+    packs: Sequence[Path],
 ) -> Iterator[LibraryFacts]:
     for read in libraries:
         facts, compared = read.facts, read.comparison
@@ -107,6 +110,6 @@ def _with_host_code(
         host = next((found for one in contents if (found := known_host_code(one, expected.allowed))), None)
         if host is None and (original is None or expected.isa_asked):
             progress.reading(f"the host code of {facts.file.short_name}")
-            with place.unpacked(source.file) as file:
-                host = host_code(file.path, expected.allowed, sha256=file.sha256)
+            with place.unpacked(source.file) as file, whole_library(file.path, packs) as (whole, _):
+                host = host_code(whole, expected.allowed, sha256=file.sha256)
         yield replace(facts, host=host)

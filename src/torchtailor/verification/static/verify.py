@@ -49,7 +49,7 @@ def verify_static(
     readings = driver_readings(expected.gpus, catalog.rules, lto=lto) if stock else []
     with packs_of(artifact) as packs:
         read = read_libraries(artifact, stock, readings, progress, packs)
-    libraries, as_stock = read_host_code(artifact, stock, read, expected, progress)
+        libraries, as_stock = read_host_code(artifact, stock, read, expected, progress, packs)
     compared = [one.comparison for one in read if one.comparison]
     stock_libraries = [*(one.stock for one in compared), *(read_rest(artifact, stock, progress) if stock else ())]
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}

@@ -557,8 +557,12 @@ static void after_fork_in_parent(void) {
 
 static void after_fork_in_child(void) {
     tt_after_fork();
+    tt_pages_after_fork();
     tt_release();
     tt_objects_after_fork(1);
+#ifdef TORCHTAILOR_PRELOAD
+    if (tt_recording()) tt_watch_pages(1);
+#endif
 }
 
 __attribute__((constructor)) static void start(void) {
@@ -567,6 +571,7 @@ __attribute__((constructor)) static void start(void) {
     tt_start_recording();
     lead_cudart();
 #ifdef TORCHTAILOR_PRELOAD
+    if (tt_recording()) tt_watch_pages(0);
     tt_record_objects();
 #endif
 }

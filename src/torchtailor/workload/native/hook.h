@@ -30,6 +30,7 @@ _Static_assert(sizeof(void *) == 8, "GPU code exists for 64-bit programs only");
 #define TT_KEY 16
 #define TT_TICKET 40 /* the header of an empty container, "TTPACK1\0", the key */
 #define TT_CONTAINER_HEADER 16
+enum { TT_LINE = 2 * PATH_MAX + 256 };
 
 /* One lock for all that threads share. A thread that is inside the hook is busy: files that it opens then, also from a
  * signal handler, are not recorded. */
@@ -63,6 +64,13 @@ void tt_each_object(int (*callback)(struct dl_phdr_info *, size_t, void *), void
 int tt_forked(void); /* without exec since */
 void tt_objects_before_fork(void);
 void tt_objects_after_fork(int in_child);
+struct tt_mapping { /* a line of /proc/self/maps */
+    uintptr_t start, end;
+    uint64_t offset;
+    int runs, writes; /* may be executed, written to */
+    const char *path; /* empty where it is no file */
+};
+void tt_each_mapping(void (*callback)(const struct tt_mapping *, void *), void *data);
 void tt_lead_cudart_here(tt_dlsym_function ours);
 void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
 
@@ -77,6 +85,20 @@ struct tt_found {
 };
 /* With the lock held. */
 int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_found *found);
+
+/* NULL, or what is wrong with the first bytes of a pack of this size. */
+const char *tt_check_pack_header(const uint8_t header[64], uint64_t size);
+/* Opens a pack of a library by its path, if it may be used: -1 and a reason, which is NULL where there is none. Handlers of
+ * signals call it. */
+struct stat;
+int tt_open_pack(const char *library, const char *path, int is_named, struct stat *info, const char **wrong);
+
+/* --- zstd.c: unpacking; pages.c: pages of libraries */
+#define TT_ZSTD_BOUND(size) ((size_t)(size) + ((size_t)(size) >> 8) + 512)
+/* The size of what one frame holds, or 0 where it is none or does not fit. Up to 8 bytes before `from` are read, so these
+ * must be there. Not for two threads at once. */
+size_t tt_unzstd(uint8_t *into, size_t room, const uint8_t *from, size_t size);
+void tt_pages_after_fork(void);
 
 /* The distribution whose packs have all code of a library, as it is installed. */
 struct tt_package {
@@ -96,11 +118,20 @@ void tt_after_fork(void);
 void tt_record_place(const char *word, const struct tt_place *place, uint64_t size);
 void tt_record_cubin(const void *elf);
 void tt_record_open(const char *path);
+void tt_record_looked(const char *path);
 void tt_record_unlocked(const char *path);
 void tt_record_objects(void);
 uint64_t tt_image_size(const void *code, size_t room);
 void tt_note_miss(const struct tt_place *place, const uint8_t key[TT_KEY], const char *pack);
+int tt_record_name(char path[PATH_MAX], const char *end);
+size_t tt_put(char *line, size_t at, const char *text);
 void tt_key_text(const uint8_t key[TT_KEY], char text[2 * TT_KEY + 1]);
+
+/* --- touched.c: which pages of libraries a process touches */
+void tt_watch_pages(int in_child);
+void tt_note_pages(void);
+void tt_before_exec(void);
+void tt_after_exec(void);
 
 /* --- hook.c: calls on their way to the driver */
 void *tt_wrap_named(const char *name, void *function);

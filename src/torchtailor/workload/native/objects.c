@@ -46,13 +46,6 @@ void tt_objects_after_fork(int in_child) {
     forked = 1;
 }
 
-struct mapping { /* a line of /proc/self/maps */
-    uintptr_t start, end;
-    uint64_t offset;
-    int runs, writes; /* may be executed, written to */
-    const char *path; /* empty where it is no file */
-};
-
 struct maps {
     char *text; /* lines that end with NUL */
     size_t size, room;
@@ -65,7 +58,7 @@ static int is_deleted(const char *path, size_t length) {
 }
 
 /* The next line from `at` on, or NULL. */
-static const char *next_mapping(const struct maps *maps, const char *at, struct mapping *mapping) {
+static const char *next_mapping(const struct maps *maps, const char *at, struct tt_mapping *mapping) {
     for (const char *end = maps->text + maps->size; at < end; at += strlen(at) + 1) {
         char *rest;
         mapping->start = strtoul(at, &rest, 16);
@@ -124,6 +117,14 @@ static void forget_maps(struct maps *maps) {
     close(maps->through[1]);
 }
 
+void tt_each_mapping(void (*callback)(const struct tt_mapping *, void *), void *data) {
+    struct maps maps;
+    struct tt_mapping mapping;
+    if (!read_maps(&maps)) return;
+    for (const char *line = maps.text; (line = next_mapping(&maps, line, &mapping));) callback(&mapping, data);
+    forget_maps(&maps);
+}
+
 static int copy_mapped(const struct maps *maps, void *into, uintptr_t from, size_t size) {
     enum { AT_ONCE = 4096 }; /* what every pipe holds */
     for (size_t done = 0; done < size;) {
@@ -135,23 +136,23 @@ static int copy_mapped(const struct maps *maps, void *into, uintptr_t from, size
     return 1;
 }
 
-enum { MAX_SEGMENTS = 512 };
+enum { MAX_SEGMENTS = 1 << 14 }; /* a library that was cut to touched pages has hundreds */
 struct object {
     ElfW(Ehdr) header;
-    ElfW(Phdr) segments[MAX_SEGMENTS];
+    ElfW(Phdr) *segments; /* room for so many */
     uintptr_t base;
 };
 
 /* Whether `first`, and what is mapped of the same file after it (`rest`), is an object that the loader mapped: a file
  * that is mapped to be read has no code, and nothing to write to, where its headers say. (qemu shows code as data.) */
-static int is_object(const struct maps *maps, const struct mapping *first, const char *rest, struct object *object) {
+static int is_object(const struct maps *maps, const struct tt_mapping *first, const char *rest, struct object *object) {
     ElfW(Ehdr) *header = &object->header;
     if (first->offset || !*first->path || first->end - first->start < sizeof *header) return 0;
     if (!copy_mapped(maps, header, first->start, sizeof *header) || memcmp(header->e_ident, ELFMAG, SELFMAG)) return 0;
     if (header->e_phentsize != sizeof *object->segments || !header->e_phnum || header->e_phnum > MAX_SEGMENTS) return 0;
     uint64_t at = header->e_phoff, size = (uint64_t)header->e_phnum * sizeof *object->segments;
     uintptr_t table = at <= first->end - first->start && size <= first->end - first->start - at ? first->start + at : 0;
-    struct mapping other = {0};
+    struct tt_mapping other = {0};
     for (const char *line = rest; !table && (line = next_mapping(maps, line, &other));) { /* patchelf moves it */
         if (strcmp(other.path, first->path)) continue;
         if (!other.offset) break; /* loaded again */
@@ -183,10 +184,15 @@ static int is_object(const struct maps *maps, const struct mapping *first, const
 /* As dl_iterate_phdr, in the order of addresses. */
 static int iterate_mapped(object_callback callback, void *data) {
     struct maps maps;
-    struct mapping mapping;
-    struct object object;
+    struct tt_mapping mapping;
+    size_t room = MAX_SEGMENTS * sizeof *((struct object *)NULL)->segments;
+    struct object object = {.segments = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)};
     char program[PATH_MAX];
-    if (!read_maps(&maps)) return 0;
+    if (object.segments == MAP_FAILED) return 0;
+    if (!read_maps(&maps)) {
+        munmap(object.segments, room);
+        return 0;
+    }
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     program[length > 0 ? length : 0] = '\0';
     int result = 0;
@@ -201,6 +207,7 @@ static int iterate_mapped(object_callback callback, void *data) {
         result = callback(&info, sizeof info, data);
     }
     forget_maps(&maps);
+    munmap(object.segments, room);
     return result;
 }
 
@@ -242,7 +249,7 @@ static int holds(struct dl_phdr_info *object, size_t size, void *data) {
 /* The kernel's name of the file that is mapped at an address: a relative name may be of another current folder. */
 static void mapped_name(uintptr_t pointer, char path[PATH_MAX]) {
     struct maps maps;
-    struct mapping mapping;
+    struct tt_mapping mapping;
     if (!read_maps(&maps)) return;
     for (const char *line = maps.text; (line = next_mapping(&maps, line, &mapping));)
         if (pointer >= mapping.start && pointer < mapping.end && *mapping.path) {

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 enum { HEADER = 64, ROW = 40, ALIGNMENT = 64, MAX_PARENTS = 8, MAX_SOURCES = 64, MAX_NOTE = 1 << 14, MAX_NAMES = 1 << 16 };
-enum { MAX_ROWS = 1 << 22, MAX_DESCRIPTION = 1 << 24 };
+enum { MAX_ROWS = 1 << 22, MAX_DESCRIPTION = 1 << 24, PAGES = 1 /* the kind of a row */ };
 #define MAX_CONTAINER (UINT64_C(1) << 31)
 #define FOLDER "torchtailor-packs"
 #define SUFFIX ".ttpack"
@@ -165,7 +165,7 @@ static int overlap(const uint8_t *header, const uint8_t *rows, uint32_t count) {
 }
 
 /* NULL, or what is wrong. */
-static const char *check_header(const uint8_t header[HEADER], uint64_t size) {
+const char *tt_check_pack_header(const uint8_t header[HEADER], uint64_t size) {
     if (memcmp(header, "TTPACK\r\n", 8)) return "it does not begin as a pack does";
     if (tt_crc(0, header, 60) != tt_u32(header + 60)) return "its header has a wrong checksum";
     if (tt_u32(header + 8) != 1) return "its version is not known to this hook";
@@ -185,7 +185,7 @@ static const char *check_rows(const uint8_t header[HEADER], const uint8_t *rows,
         const uint8_t *row = rows + (size_t)i * ROW;
         uint64_t offset = tt_u64(row + 16), length = tt_u64(row + 24);
         if (i && memcmp(row - ROW, row, TT_KEY) >= 0) return "its table is not sorted";
-        if (offset % ALIGNMENT || length < TT_CONTAINER_HEADER) return "its table has a place that cannot be";
+        if (offset % ALIGNMENT || length < TT_CONTAINER_HEADER || tt_u32(row + 36) > PAGES) return "its table has a place that cannot be";
         if (!inside(offset, length, size)) return "its table leads outside of the file";
     }
     return overlap(header, rows, count) ? "parts of it overlap" : NULL;
@@ -210,7 +210,7 @@ static const char *read_index(struct pack *pack) {
     uint64_t size = (uint64_t)pack->info.st_size;
     if (size < HEADER) return "it is shorter than its header";
     if (read_at(pack->file, header, HEADER, 0) < HEADER) return cut_off;
-    const char *wrong = check_header(header, size);
+    const char *wrong = tt_check_pack_header(header, size);
     if (wrong) return wrong;
     uint32_t count = tt_u32(header + 12);
     size_t rows_size = (size_t)count * ROW, text_size = (size_t)tt_u64(header + 32);
@@ -306,7 +306,7 @@ static const uint8_t *read_container(const uint8_t *row, int file) {
     uint64_t size = tt_u64(row + 24);
     uint8_t *copy = file >= 0 && size <= MAX_CONTAINER ? new_pages(size) : NULL;
     if (!copy) return NULL;
-    if (read_at(file, copy, size, tt_u64(row + 16)) == size && tt_crc(0, copy, size) == tt_u32(row + 32) &&
+    if (!tt_u32(row + 36) && read_at(file, copy, size, tt_u64(row + 16)) == size && tt_crc(0, copy, size) == tt_u32(row + 32) &&
         tt_u32(copy) == 0xBA55ED50 && tt_u16(copy + 6) == TT_CONTAINER_HEADER &&
         tt_u64(copy + 8) == size - TT_CONTAINER_HEADER && !mprotect(copy, size, PROT_READ))
         return copy;
@@ -555,6 +555,43 @@ static int around_both(const char *library, int (*enough)(const struct listing *
 static int search_all(const struct listing *listing, void *search) {
     search_listing(search, listing);
     return 0;
+}
+
+/* Opens folder by folder, as far as they may be trusted, so that none of them is a link. */
+int tt_open_pack(const char *library, const char *path, int is_named, struct stat *info, const char **wrong) {
+    struct trust trust = trust_of(library);
+    const char *name = strrchr(path, '/'), *folders = strstr(path, "/" FOLDER "/");
+    *wrong = NULL;
+    if (is_named) {
+        trust.is_named = 1;
+        if (!name || stat(path, info) || S_ISDIR(info->st_mode)) return -1;
+        trust.named = info->st_uid;
+        return open_trusted(AT_FDCWD, path, 0, &trust, info, wrong);
+    }
+    for (const char *next; folders && (next = strstr(folders + 1, "/" FOLDER "/"));) folders = next;
+    char part[PATH_MAX];
+    if (!folders || strlen(path) >= sizeof part) return -1;
+    memcpy(part, path, (size_t)(folders - path));
+    part[folders - path] = '\0';
+    int folder = open(*part ? part : "/", O_PATH | O_DIRECTORY | O_CLOEXEC), file = -1;
+    if (folder < 0 || fstat(folder, info)) {
+        if (folder >= 0) close(folder);
+        return -1;
+    }
+    if (info->st_mode & S_IWGRP && !(info->st_mode & S_ISVTX)) trust.groups[trust.group_count++] = info->st_gid;
+    if (distrust(&trust, info)) *wrong = "other users may write to the folder that its folder lies in";
+    for (const char *at = folders + 1; !*wrong; at += strlen(part) + 1) {
+        size_t length = strcspn(at, "/");
+        memcpy(part, at, length);
+        part[length] = '\0';
+        int is_last = !at[length], inner = open_trusted(folder, part, !is_last, &trust, info, wrong);
+        if (is_last) file = inner;
+        if (is_last || inner < 0) break;
+        close(folder);
+        folder = inner;
+    }
+    close(folder);
+    return file;
 }
 
 /* --- one container of several packs: a machine with two kinds of GPU has a pack for each */

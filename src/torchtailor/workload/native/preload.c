@@ -73,6 +73,16 @@ typedef int (*execv_function)(const char *, char *const[]);
 typedef int (*execve_function)(const char *, char *const[], char *const[]);
 typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
                               char *const[], char *const[]);
+typedef int (*stat_function)(const char *, void *);
+typedef int (*xstat_function)(int, const char *, void *);
+typedef int (*fstatat_function)(int, const char *, void *, int);
+typedef int (*access_function)(const char *, int);
+typedef int (*statx_function)(int, const char *, int, unsigned, void *);
+static _Atomic(stat_function) next_stat, next_stat64;
+static _Atomic(xstat_function) next___xstat, next___xstat64;
+static _Atomic(fstatat_function) next_fstatat, next_fstatat64;
+static _Atomic(access_function) next_access;
+static _Atomic(statx_function) next_statx;
 static _Atomic(open_function) next_open, next_open64;
 static _Atomic(openat_function) next_openat, next_openat64;
 static _Atomic(exit_function) next_exit, next_Exit;
@@ -97,6 +107,14 @@ __attribute__((constructor)) static void find_next(void) {
     FIND(spawn, next_posix_spawnp, "posix_spawnp");
     FIND(fopen, next_fopen, "fopen");
     FIND(fopen, next_fopen64, "fopen64");
+    FIND(stat, next_stat, "stat");
+    FIND(stat, next_stat64, "stat64");
+    FIND(xstat, next___xstat, "__xstat");
+    FIND(xstat, next___xstat64, "__xstat64");
+    FIND(fstatat, next_fstatat, "fstatat");
+    FIND(fstatat, next_fstatat64, "fstatat64");
+    FIND(access, next_access, "access");
+    FIND(statx, next_statx, "statx");
 }
 
 static int open_from(open_function call, const char *path, int flags, mode_t mode) {
@@ -153,6 +171,47 @@ OPENAT(openat64)
 FOPEN(fopen)
 FOPEN(fopen64)
 
+/* --- files that are looked for and not opened: without them a program may refuse to start */
+
+/* Not those that every import looks for. */
+static void note_looked(int folder, const char *path, int result) {
+    if (result || !tt_recording() || tt_busy || !path || tt_is_copy()) return;
+    const char *last = strrchr(path, '/') ? strrchr(path, '/') + 1 : path, *dot = strrchr(last, '.');
+    if (!*last || strstr(last, ".so") || (dot && (!strcmp(dot, ".py") || !strcmp(dot, ".pyc")))) return;
+    int kept = errno;
+    tt_busy++;
+    char whole[PATH_MAX];
+    struct stat info;
+    if (absolute(folder, path, whole) && !is_of_kernel(whole) && !syscall(SYS_newfstatat, AT_FDCWD, whole, &info, 0) &&
+        S_ISREG(info.st_mode))
+        tt_record_looked(whole);
+    tt_busy--;
+    errno = kept;
+}
+
+#define LOOKED(name, kind, declaration, arguments, folder, path)                                                       \
+    TT_EXPORT int tt_own_##name declaration __asm__(#name);                                                            \
+    int tt_own_##name declaration {                                                                                    \
+        kind##_function call = atomic_load(&next_##name);                                                              \
+        if (!call) call = (kind##_function)(uintptr_t)next(#name);                                                     \
+        if (!call) {                                                                                                   \
+            errno = ENOSYS;                                                                                            \
+            return -1;                                                                                                 \
+        }                                                                                                              \
+        int result = call arguments;                                                                                   \
+        note_looked(folder, path, result);                                                                             \
+        return result;                                                                                                 \
+    }
+LOOKED(stat, stat, (const char *path, void *info), (path, info), AT_FDCWD, path)
+LOOKED(stat64, stat, (const char *path, void *info), (path, info), AT_FDCWD, path)
+LOOKED(__xstat, xstat, (int version, const char *path, void *info), (version, path, info), AT_FDCWD, path)
+LOOKED(__xstat64, xstat, (int version, const char *path, void *info), (version, path, info), AT_FDCWD, path)
+LOOKED(fstatat, fstatat, (int folder, const char *path, void *info, int flags), (folder, path, info, flags), folder, path)
+LOOKED(fstatat64, fstatat, (int folder, const char *path, void *info, int flags), (folder, path, info, flags), folder, path)
+LOOKED(access, access, (const char *path, int mode), (path, mode), AT_FDCWD, path)
+LOOKED(statx, statx, (int folder, const char *path, int flags, unsigned mask, void *info),
+       (folder, path, flags, mask, info), folder, path)
+
 /* --- programs: the kernel opens them, and a static one has no hook */
 
 static void note_program(const char *path) {
@@ -187,13 +246,19 @@ static void note_named(const char *name) {
     TT_EXPORT int name(const char *path, char *const arguments[]) {                                                    \
         execv_function call = atomic_load(&next_##name);                                                               \
         noting(path);                                                                                                  \
-        return (call ? call : (execv_function)(uintptr_t)next(#name))(path, arguments);                                \
+        tt_before_exec();                                                                                              \
+        int result = (call ? call : (execv_function)(uintptr_t)next(#name))(path, arguments);                          \
+        tt_after_exec();                                                                                               \
+        return result;                                                                                                 \
     }
 #define EXECVE(name, noting)                                                                                           \
     TT_EXPORT int name(const char *path, char *const arguments[], char *const variables[]) {                           \
         execve_function call = atomic_load(&next_##name);                                                              \
         noting(path);                                                                                                  \
-        return (call ? call : (execve_function)(uintptr_t)next(#name))(path, arguments, variables);                    \
+        tt_before_exec();                                                                                              \
+        int result = (call ? call : (execve_function)(uintptr_t)next(#name))(path, arguments, variables);              \
+        tt_after_exec();                                                                                               \
+        return result;                                                                                                 \
     }
 #define SPAWN(name, noting)                                                                                            \
     TT_EXPORT int name(pid_t *restrict pid, const char *restrict path,                                                 \
@@ -213,12 +278,15 @@ SPAWN(posix_spawnp, note_named)
 
 /* --- the end: libraries that were loaded last */
 
-__attribute__((destructor)) static void finish(void) { tt_record_objects(); }
+__attribute__((destructor)) static void finish(void) {
+    tt_record_objects();
+    tt_note_pages();
+}
 
 #define EXIT(name)                                                                                                     \
     TT_EXPORT _Noreturn void name(int status) {                                                                        \
         void (*call)(int) = atomic_load(&next##name);                                                                  \
-        if (!tt_busy && !tt_is_copy()) tt_record_objects();                                                            \
+        if (!tt_busy && !tt_is_copy()) finish();                                                                       \
         if (call) call(status);                                                                                        \
         for (;;) syscall(SYS_exit_group, status);                                                                      \
     }

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { LINE = 2 * PATH_MAX + 256, MAX_MISSES = 16 << 20 };
+enum { LINE = TT_LINE, MAX_MISSES = 16 << 20 };
 #define MAX_IMAGE (UINT64_C(1) << 31)
 #define MAX_SEEN ((size_t)1 << 22)
 
@@ -154,7 +154,7 @@ static int append(const char *path, const char *text, size_t size) {
     return result;
 }
 
-static size_t put(char *line, size_t at, const char *text) {
+size_t tt_put(char *line, size_t at, const char *text) {
     for (; *text && at < LINE - 3; text++) {
         const char *special = strchr("\t\n\\", *text);
         if (special) {
@@ -174,7 +174,7 @@ static size_t make_line(char line[LINE], ...) {
     size_t at = 0;
     for (const char *field; (field = va_arg(fields, const char *));) {
         if (at) line[at++] = '\t';
-        at = put(line, at, field);
+        at = tt_put(line, at, field);
     }
     va_end(fields);
     line[at++] = '\n';
@@ -233,7 +233,7 @@ static void forget(struct seen *seen) {
 /* --- the record of this process */
 
 static char folder[PATH_MAX];
-static char record[PATH_MAX + 64];
+static char record[PATH_MAX];
 static int started, failed;
 static struct seen places, files, misses;
 static struct tt_objects_seen objects;
@@ -260,17 +260,23 @@ static const char *start_time(char text[512]) {
     return field;
 }
 
+/* The path of a file of this process in the folder; 0 where there is none. */
+int tt_record_name(char path[PATH_MAX], const char *end) {
+    char time[512];
+    if (mkdir(folder, 0777) && errno != EEXIST) { /* opening the file says what is wrong */
+    }
+    return snprintf(path, PATH_MAX, "%s/%ld-%s%s", folder, (long)getpid(), start_time(time), end) < PATH_MAX;
+}
+
 /* With the lock held. */
 static void write_line(const char *line, size_t size) {
     if (failed) return;
     if (!started) {
-        char time[512], program[PATH_MAX] = "", pid[24], first[LINE];
+        char program[PATH_MAX] = "", pid[24], first[LINE];
         snprintf(pid, sizeof pid, "%ld", (long)getpid());
-        snprintf(record, sizeof record, "%s/%s-%s.tsv", folder, pid, start_time(time));
+        if (!tt_record_name(record, ".tsv")) record[0] = '\0';
         ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
         program[length > 0 ? length : 0] = '\0';
-        if (mkdir(folder, 0777) && errno != EEXIST) { /* append says what is wrong */
-        }
         started = 1;
         failed = append(record, first, make_line(first, "proc", pid, program, NULL));
 #ifndef TORCHTAILOR_PRELOAD
@@ -394,6 +400,8 @@ void tt_record_cubin(const void *elf) {
 void tt_record_open(const char *path) {
     if (tt_recording()) record_words("open", path, NULL);
 }
+
+void tt_record_looked(const char *path) { record_words("look", path, NULL); }
 
 /* What is opened by a process that has no state of its own, and a program that is started: between vfork and exec. */
 void tt_record_unlocked(const char *path) {

@@ -1,0 +1,604 @@
+"""Cuts the pages that a workload did not touch out of a library, for its pack to map them back when it is loaded.
+
+Addresses stay. Each segment that is not writable becomes a row of pieces: touched ("hot") ones with their bytes, and
+others ("cold") with none and without access, which still belong to the library for whoever asks the program headers
+whose an address is. One segment is added behind all others, with the program headers, what the library says of its
+pages (`workload/host_table.py`), the tables of the dynamic linker that grow by one entry, and a few instructions that
+are its first to run: they call the hook, which maps the pack over the cold pieces. This comes last: `strip` and
+`patchelf` do not know such a file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import (
+    DYNAMIC_ENTRY,
+    HEADER,
+    PROGRAM_HEADER,
+    RELA,
+    SYMBOL,
+    DynamicTag,
+    ElfMachine,
+    FileType,
+    Section,
+    SectionFlag,
+    SectionType,
+    Segment,
+    SegmentType,
+)
+from torchtailor.code.binary.symbols import dynamic_text, needed_libraries
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LARGE_DATA
+from torchtailor.core.disk import write_at
+from torchtailor.surgery.files import CHUNK, FileSource, copy_range
+from torchtailor.surgery.headers import TABLE_SECTION, SectionLayout, SectionPlan, header_row
+from torchtailor.surgery.layout import (
+    AddressMap,
+    SegmentPiece,
+    Span,
+    align_up,
+    merge,
+    page_size,
+    place,
+    subtract,
+)
+from torchtailor.workload.hook import HOOK_NAME
+from torchtailor.workload.host_table import NOTE_HEADER, NOTE_OWNER, HostTable, PagedSegment, SegmentFlag
+from torchtailor.workload.pack import PAGE_BLOCK, hashed
+
+HOOK_FUNCTION = "torchtailor_host_pages"
+NOTE_SECTION = ".note.torchtailor"
+WORTH = 1 << 20  # bytes; for less no library is changed
+
+_UNWIND = (".eh_frame", ".eh_frame_hdr", ".gcc_except_table")
+# read by the loader before the hook is called, or too small to be worth a hole
+_ALWAYS = (".note", ".gnu.hash", ".hash", ".gnu.version", ".rel", ".init", ".fini", ".plt", ".iplt", ".interp")
+_EXECUTE, _WRITE, _READ = 1, 2, 4
+_TEXTREL, _FLAGS, _INIT = 22, 30, 12
+_TEXTREL_FLAG = 4
+_GLOB_DAT = {ElfMachine.X86_64: 6, ElfMachine.AARCH64: 1025}
+_GLOBAL_FUNCTION = 0x12
+_GLOBAL_VERSION = 1
+_WORD = 8
+_PAGE_BITS = 12  # of the instruction adrp
+_CODE_ALIGNMENT = 16
+_CODE_SIZE = 64
+_MOST_PIECES = 1 << 14  # that the hook reads
+
+
+class NotPagedError(Exception):
+    """Why a library keeps all its pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPages:
+    """What of a library stays in the file."""
+
+    touched: tuple[tuple[int, int], ...]  # addresses, as (start, end)
+    identity: str
+    data: bool  # read-only data that was not touched leaves the file, too
+    gap: int  # smaller runs of cold pages stay
+    unwind: bool  # all unwind tables stay, for debuggers
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The tables that grow by an entry for the hook's function, as sections; None where the library has none."""
+
+    symbols: Section
+    strings: Section
+    versions: Section | None
+    relocations: Section | None
+
+    @property
+    def all(self) -> tuple[Section, ...]:
+        found = (self.symbols, self.strings, self.versions, self.relocations)
+        return tuple(section for section in found if section is not None)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The addresses that they leave: nobody reads these any more."""
+        return merge(Span(section.address, section.memory_end) for section in self.all)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """Which addresses of a library stay in its file, and what its pack maps."""
+
+    elf: ElfFile
+    page: int
+    tables: _Tables
+    segments: tuple[tuple[Segment, Span], ...]  # those with cold runs, and what a pack covers of each
+    cold: tuple[Span, ...]
+    gone: tuple[Span, ...]  # of the cold ones, those that held tables which have moved
+    wanted: WantedPages
+
+    @property
+    def saved(self) -> int:
+        return sum(span.size for span in self.cold)
+
+    @property
+    def left(self) -> int:
+        """Bytes of segments without write access that stay."""
+        return sum(load.file_size for load in self.elf.loads if not load.flags & _WRITE) - self.saved
+
+    @property
+    def runs(self) -> int:
+        """Pieces that the file has."""
+        return sum(bool(piece.file_size) for piece in _pieces(self))
+
+    @classmethod
+    def of(cls, elf: ElfFile, wanted: WantedPages) -> PagePlan:
+        """The plan, or NotPagedError."""
+        tables = _tables(elf)
+        page = _checked_page(elf)
+        gone = [
+            Span(align_up(table.address, page), table.memory_end // page * page)
+            for table in tables.all
+            if table.memory_end // page * page > align_up(table.address, page)
+        ]
+        gone = merge(gone) if gone else []
+        hot = _hot(elf, tables, wanted, page)
+        cold: list[Span] = []
+        segments: list[tuple[Segment, Span]] = []
+        for load in elf.loads:
+            if load.flags & _WRITE or load.memory_size != load.file_size or not load.file_size:
+                continue
+            whole = Span(load.address // page * page, align_up(load.memory_end, page))
+            free = subtract([whole], subtract(hot, gone))
+            runs = [run for run in free if run.size >= max(wanted.gap, page)]
+            if not runs:
+                continue
+            cold += runs
+            # the first page of the library stays its own: who reads the mappings of a process knows it by that
+            start = runs[0].start if load is elf.loads[0] else whole.start
+            segments.append((load, Span(start, whole.end)))
+        plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), wanted)
+        if plan.saved < WORTH:
+            raise NotPagedError("less than a megabyte of it was not touched")
+        return plan
+
+
+def _tables(elf: ElfFile) -> _Tables:
+    if elf.header.type is not FileType.SHARED or any(s.type == SegmentType.INTERP for s in elf.segments):
+        raise NotPagedError("it is a program, not a library")
+    tags = [entry.tag for entry in elf.dynamic]
+    if _TEXTREL in tags or (elf.dynamic_value(_FLAGS) or 0) & _TEXTREL_FLAG:
+        raise NotPagedError("its code is relocated")
+    by_address = {s.address: s for s in elf.sections if s.allocated and s.in_file}
+
+    def table(tag: DynamicTag, kind: SectionType) -> Section | None:
+        address = elf.dynamic_value(tag)
+        section = by_address.get(address) if address is not None else None
+        if address is not None and (section is None or section.type != kind or tags.count(tag) != 1):
+            raise NotPagedError("its tables are laid out in another way than linkers do")
+        return section
+
+    symbols, strings = table(DynamicTag.SYMTAB, SectionType.DYNSYM), table(DynamicTag.STRTAB, SectionType.STRTAB)
+    versions, relocations = table(DynamicTag.VERSYM, SectionType.VERSYM), table(DynamicTag.RELA, SectionType.RELA)
+    if symbols is None or strings is None or symbols.size % SYMBOL.size:
+        raise NotPagedError("it has no dynamic symbols")
+    if relocations is not None and elf.dynamic_value(DynamicTag.RELASZ) != relocations.size:
+        raise NotPagedError("its relocations are laid out in another way than linkers do")
+    return _Tables(symbols, strings, versions, relocations)
+
+
+def _checked_page(elf: ElfFile) -> int:
+    """The size of the pages that it is cut by: the largest that a kernel for its processor may have."""
+    page = page_size(elf.machine, elf.loads)
+    if elf.machine is ElfMachine.AARCH64 and page != page_size(elf.machine, ()):
+        raise NotPagedError("its segments are aligned for small pages only")
+    reached = 0
+    for load in elf.loads:
+        if (load.address - load.offset) % page:
+            raise NotPagedError("a segment of it is not aligned to pages")
+        if load.address // page * page < reached:
+            raise NotPagedError("two of its segments share a page")
+        reached = align_up(load.memory_end, page)
+    return page
+
+
+def _hot(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[Span]:
+    """The addresses that stay in the file, as whole pages."""
+    moved = {section.index for section in tables.all}
+    spans = [Span(start, end) for start, end in wanted.touched]
+    spans += [Span(load.address, load.address + 1) for load in elf.loads[:1]]
+    table = elf.address_of(elf.header.segment_table_offset)
+    for section in elf.sections:
+        if not (section.allocated and section.in_file) or section.index in moved:
+            continue
+        data = not section.executable and section.name not in _UNWIND and not wanted.data
+        unwind = section.name in _UNWIND and wanted.unwind
+        gpu = section.name in CONTAINER_SECTIONS or section.name in LARGE_DATA or section.name == TABLE_SECTION
+        if data or unwind or gpu or section.name.startswith(_ALWAYS):
+            spans.append(Span(section.address, section.memory_end))
+    if table is not None:
+        spans.append(Span(table, table + len(elf.segments) * PROGRAM_HEADER.size))
+    # patchelf and others put small tables anywhere
+    spans += [
+        Span(s.address, s.memory_end)
+        for s in elf.segments
+        if s.memory_size and s.type in (SegmentType.NOTE, SegmentType.TLS, SegmentType.DYNAMIC)
+    ]
+    return merge(Span(span.start // page * page, align_up(span.end, page)) for span in spans)
+
+
+def segment_bytes(plan: PagePlan, source: FileSource, load: Segment, cover: Span) -> Iterator[bytes]:
+    """The bytes that a pack maps over a segment: those of the file, zeros where tables were that have moved, and to the
+    end of the last page."""
+    file = Span(max(cover.start, load.address), load.address + load.file_size)
+    parts = subtract([file], plan.tables.spans)
+    at = cover.start
+    for part in [*parts, Span(cover.end, cover.end)]:
+        yield from _zeros(part.start - at)
+        yield from source.chunks(load.offset + part.start - load.address, part.size)
+        at = part.end
+
+
+def cold_blocks(plan: PagePlan, source: FileSource, load: Segment, cover: Span) -> Iterator[bytes]:
+    """The same in blocks of a pack, with zeros for what stays in the file."""
+    kept = subtract([cover], _needed(plan))
+    data, at = bytearray(), cover.start
+    for chunk in segment_bytes(plan, source, load, cover):
+        data += chunk
+        while len(data) >= PAGE_BLOCK:
+            yield _cold_block(data[:PAGE_BLOCK], at, kept)
+            del data[:PAGE_BLOCK]
+            at += PAGE_BLOCK
+    if data:
+        yield _cold_block(data, at, kept)
+
+
+def _cold_block(data: bytearray, at: int, kept: Sequence[Span]) -> bytes:
+    for span in kept:
+        low, high = max(span.start - at, 0), min(span.end - at, len(data))
+        if low < high:
+            data[low:high] = bytes(high - low)
+    return bytes(data)
+
+
+def _zeros(size: int) -> Iterator[bytes]:
+    while size > 0:
+        yield bytes(min(size, CHUNK))
+        size -= CHUNK
+
+
+def page_keys(plan: PagePlan, source: FileSource) -> list[bytes]:
+    """The key of each segment."""
+    return [hashed(segment_bytes(plan, source, load, cover)) for load, cover in plan.segments]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLibrary:
+    """What was cut out of a library."""
+
+    table: HostTable
+    plan: PagePlan
+    hot: int  # bytes of segments without write access that are left in the file
+    runs: int  # in how many pieces
+
+
+def write_hot(
+    plan: PagePlan, keys: Sequence[bytes], source: FileSource, fd: int, pack: str, where: str
+) -> PagedLibrary:
+    """Write the library without its cold pages to an empty file; `pack` is the name of its pack, and `where` the
+    folder of pack and hook, from the library's."""
+    writing = _Writing.of(plan, keys, pack, where)
+    writing.write(source, fd)
+    left = sum(piece.file_size for piece in writing.pieces[:-1] if not piece.segment.flags & _WRITE)
+    runs = sum(bool(piece.file_size) for piece in writing.pieces)
+    return PagedLibrary(writing.table, plan, left, runs)
+
+
+class _Addition:
+    """What is added behind the old segments, in order of address."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = start
+        self.contents: dict[int, bytes] = {}
+        self.moved: dict[int, tuple[int, int]] = {}  # by the number of a section: its new address and size
+
+    def add(self, data: bytes, section: Section | None = None, alignment: int = _CODE_ALIGNMENT) -> int:
+        at = align_up(self.end, alignment)
+        self.contents[at] = data
+        if section is not None:
+            self.moved[section.index] = (at, len(data))
+        self.end = at + len(data)
+        return at
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Everything that is known about the output before a byte of it is written."""
+
+    plan: PagePlan
+    table: HostTable
+    pieces: tuple[SegmentPiece, ...]  # in order of address, the new ones last
+    others: tuple[Segment, ...]  # that are not loaded by themselves
+    addition: _Addition
+    headers_at: int
+    note_at: int
+    dynamic: tuple[int, bytes]  # where the dynamic section is, and its content
+
+    @classmethod
+    def of(cls, plan: PagePlan, keys: Sequence[bytes], pack: str, where: str) -> _Writing:
+        elf, page, tables = plan.elf, plan.page, plan.tables
+        old = _pieces(plan)
+        strings = _Strings(bytes(elf.content(tables.strings)))
+        function = strings.add(HOOK_FUNCTION)
+        entries = _entries(elf, strings, where)
+        room = next(s for s in elf.segments if s.type == SegmentType.DYNAMIC)
+        new_tags = {_INIT, DynamicTag.RELA, DynamicTag.RELASZ, DynamicTag.RELAENT} - {tag for tag, _ in entries}
+        slot = _spare_word(elf, page)
+        if len(entries) + len(new_tags) >= room.file_size // DYNAMIC_ENTRY.size:
+            slot = None
+        others = tuple(s for s in elf.segments if s.type not in (SegmentType.LOAD, SegmentType.PHDR))
+        count = 1 + len(old) + (2 if slot is None else 1) + len(others) + 1
+        if count > _MOST_PIECES:
+            raise NotPagedError("it would be in too many pieces")
+        addition = _Addition(align_up(max(load.memory_end for load in elf.loads) + 2 * _WORD, page))
+        headers_at = addition.add(bytes(count * PROGRAM_HEADER.size))
+        note_at = align_up(addition.end, _WORD)
+        table = HostTable(
+            plan.wanted.identity,
+            note_at + NOTE_HEADER.size + len(NOTE_OWNER),
+            page,
+            tuple(
+                PagedSegment(cover.start, cover.size, key, _flags(load, plan))
+                for (load, cover), key in zip(plan.segments, keys, strict=True)
+            ),
+            tuple((span.start, span.end) for span in _needed(plan)),
+            pack,
+            where,
+        )
+        addition.add(table.note(), alignment=_WORD)
+        new = _grown_tables(plan, addition, strings, function)
+        code_at = align_up(addition.end, _CODE_ALIGNMENT)
+        writable_at = align_up(code_at + _CODE_SIZE, page)
+        slot_at = writable_at if slot is None else slot
+        init = elf.dynamic_value(_INIT)
+        addition.add(_first_code(elf.machine, code_at, table.address, slot_at, init).ljust(_CODE_SIZE, b"\0"))
+        number = tables.symbols.size // SYMBOL.size
+        rows = addition.contents[new[DynamicTag.RELA]][: -RELA.size]
+        addition.contents[new[DynamicTag.RELA]] = rows + RELA.pack(slot_at, number << 32 | _GLOB_DAT[elf.machine], 0)
+        values = {**new, _INIT: code_at}
+        listed = [(tag, values.pop(tag, value)) for tag, value in entries]
+        data = b"".join(DYNAMIC_ENTRY.pack(*entry) for entry in (*listed, *sorted(values.items())))
+        pieces = [*old, _new_piece(_READ | _EXECUTE, addition.start, addition.end - addition.start, page)]
+        if slot is not None:
+            dynamic = (room.address, data.ljust(room.file_size, b"\0"))
+            last = max(index for index, piece in enumerate(pieces) if piece.segment.flags & _WRITE)
+            pieces[last] = replace(pieces[last], memory_size=slot + _WORD - pieces[last].address)
+        else:
+            dynamic = (writable_at + 2 * _WORD, data + bytes(DYNAMIC_ENTRY.size))
+            pieces.append(_new_piece(_READ | _WRITE, writable_at, 2 * _WORD + len(dynamic[1]), page))
+        filled = iter(place(piece for piece in pieces if not _is_cold(piece)))
+        placed = tuple(piece if _is_cold(piece) else next(filled) for piece in pieces)
+        return cls(plan, table, placed, others, addition, headers_at, note_at, dynamic)
+
+    @property
+    def addresses(self) -> AddressMap:
+        return AddressMap([piece for piece in self.pieces if not _is_cold(piece)])
+
+    def write(self, source: FileSource, fd: int) -> None:
+        elf, addresses = self.plan.elf, self.addresses
+        stale = self.plan.tables.spans
+        for piece in self.pieces:
+            if piece.segment.index < 0 or not piece.file_size:
+                continue
+            for span in subtract([Span(piece.address, piece.end)], stale):
+                shift = span.start - piece.address
+                copy_range(source, piece.old_offset + shift, fd, piece.offset + shift, span.size)
+        for at, data in self.addition.contents.items():
+            write_at(fd, _at(addresses, at), data)
+        write_at(fd, _at(addresses, self.dynamic[0]), self.dynamic[1])
+        sections = self._sections(addresses)
+        for old, new, size in sections.unloaded:
+            copy_range(source, old, fd, new, size)
+        write_at(fd, *sections.names)
+        write_at(fd, sections.table.offset, sections.table.data)
+        headers = self._program_headers(addresses)
+        write_at(fd, _at(addresses, self.headers_at), headers)
+        fields = list(HEADER.unpack(elf.read(0, HEADER.size)))
+        fields[5:7] = [_at(addresses, self.headers_at), sections.table.offset]
+        fields[10] = len(headers) // PROGRAM_HEADER.size
+        fields[12] = sections.table.count
+        write_at(fd, 0, HEADER.pack(*fields))
+
+    def _program_headers(self, addresses: AddressMap) -> bytes:
+        rows: list[tuple[int, ...]] = []
+        for piece in self.pieces:
+            flags = 0 if _is_cold(piece) else piece.segment.flags
+            where = (piece.offset, piece.address, piece.address)
+            rows.append((SegmentType.LOAD, flags, *where, piece.file_size, piece.memory_size, piece.alignment))
+        for other in self.others:
+            address, size, memory = other.address, other.file_size, other.memory_size
+            if other.type == SegmentType.DYNAMIC:
+                address, size, memory = self.dynamic[0], len(self.dynamic[1]), len(self.dynamic[1])
+            piece_ = addresses.piece(address)
+            whole = piece_ is not None and address + size <= piece_.address + piece_.memory_size
+            if not size:
+                offset = addresses.empty_offset(address)
+            elif whole:
+                offset = _at(addresses, address)
+            else:  # in the pack
+                offset = size = 0
+            rows.append((other.type, other.flags, offset, address, address, size, memory, other.alignment))
+        size = len(self.addition.contents[self.note_at])
+        note = (_at(addresses, self.note_at), self.note_at, self.note_at, size, size, 4)
+        rows.append((SegmentType.NOTE, _READ, *note))
+        size = (len(rows) + 1) * PROGRAM_HEADER.size
+        start = self.headers_at
+        table = (SegmentType.PHDR, _READ, _at(addresses, start), start, start, size, size, _WORD)
+        return b"".join(PROGRAM_HEADER.pack(*row) for row in (table, *rows))
+
+    def _sections(self, addresses: AddressMap) -> SectionPlan:
+        elf = self.plan.elf
+        names = bytes(elf.content(elf.sections[elf.header.name_section])) or b"\0"
+        names, note_name = names + NOTE_SECTION.encode() + b"\0", len(names)
+        last = max(self.pieces, key=lambda piece: piece.offset + piece.file_size)
+        layout = SectionLayout(addresses, last.offset + last.file_size)
+        rows: list[list[int]] = []
+        for section in elf.sections:
+            row = header_row(section)
+            if section.index in self.addition.moved:
+                row[3], row[5] = self.addition.moved[section.index]
+                row[4] = _at(addresses, row[3])
+            elif section.index == elf.header.name_section:
+                pass  # goes last, with the new name in it
+            elif section.type == SectionType.DYNAMIC and section.allocated:
+                row[3], row[4], row[5] = self.dynamic[0], _at(addresses, self.dynamic[0]), len(self.dynamic[1])
+            elif section.allocated and section.in_file and elf.load_at(section.address) is not None:
+                piece = addresses.piece(section.address)
+                if piece is not None and section.memory_end <= piece.end:
+                    row[4] = _at(addresses, section.address)
+                else:  # some of it is in the pack
+                    row[1], row[4] = SectionType.NOBITS, addresses.empty_offset(section.address)
+            else:
+                row[4] = layout.place(section)
+            rows.append(row)
+        where = [self.note_at, _at(addresses, self.note_at), len(self.addition.contents[self.note_at])]
+        rows.append([note_name, SectionType.NOTE, SectionFlag.ALLOC, *where, 0, 0, 4, 0])
+        return layout.finish(rows, elf.header.name_section, names)
+
+
+def _at(addresses: AddressMap, address: int) -> int:
+    offset = addresses.offset(address)
+    if offset is None:
+        raise AssertionError(f"{address:#x} is in the pack")
+    return offset
+
+
+def _is_cold(piece: SegmentPiece) -> bool:
+    return piece.file_size == 0 and piece.segment.file_size > 0
+
+
+def _flags(load: Segment, plan: PagePlan) -> SegmentFlag:
+    flags = SegmentFlag(load.flags & (_READ | _EXECUTE))
+    holds_data = any(
+        s.allocated and s.in_file and not s.executable and s.name not in _UNWIND
+        for s in plan.elf.sections
+        if load.address <= s.address < load.memory_end
+    )
+    return flags | SegmentFlag.AT_LOAD if plan.wanted.data and holds_data else flags
+
+
+def _needed(plan: PagePlan) -> list[Span]:
+    """The cold runs that anybody may ask for: not those of tables that have moved."""
+    return subtract(plan.cold, plan.gone)
+
+
+def _pieces(plan: PagePlan) -> list[SegmentPiece]:
+    """The old segments: each a piece, or hot and cold pieces in turns."""
+    pieces: list[SegmentPiece] = []
+    for load in plan.elf.loads:
+        end = load.address + load.file_size
+        inside = [run for run in plan.cold if run.start < load.memory_end and load.address < run.end]
+        if not inside:
+            pieces.append(SegmentPiece(load, load.address, load.file_size, load.memory_size, load.alignment))
+            continue
+        whole = Span(load.address // plan.page * plan.page, align_up(end, plan.page))
+        for span in sorted([*subtract([whole], inside), *inside]):
+            alignment = load.alignment if load is plan.elf.loads[0] and not pieces else plan.page
+            if span in inside:
+                pieces.append(SegmentPiece(load, span.start, 0, span.size, plan.page))
+                continue
+            start, last = max(span.start, load.address), min(span.end, end)
+            pieces.append(SegmentPiece(load, start, last - start, last - start, alignment))
+    return pieces
+
+
+class _Strings:
+    """The dynamic strings, to which some are added."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def add(self, text: str) -> int:
+        self.data, at = self.data + text.encode() + b"\0", len(self.data)
+        return at
+
+
+def _grown_tables(plan: PagePlan, addition: _Addition, strings: _Strings, function: int) -> dict[int, int]:
+    """Add the tables with an entry more; the last relocation is not known yet. Returns the dynamic entries of them."""
+    elf, tables = plan.elf, plan.tables
+    symbols = bytes(elf.content(tables.symbols)) + SYMBOL.pack(function, _GLOBAL_FUNCTION, 0, 0, 0, 0)
+    new: dict[int, int] = {DynamicTag.SYMTAB: addition.add(symbols, tables.symbols)}
+    if tables.versions is not None:
+        versions = bytes(elf.content(tables.versions)) + struct.pack("<H", _GLOBAL_VERSION)
+        new[DynamicTag.VERSYM] = addition.add(versions, tables.versions)
+    rows = bytes(elf.content(tables.relocations)) if tables.relocations else b""
+    new[DynamicTag.RELA] = addition.add(rows + bytes(RELA.size), tables.relocations)
+    new |= {DynamicTag.RELASZ: len(rows) + RELA.size, DynamicTag.RELAENT: RELA.size}
+    return new | {DynamicTag.STRTAB: addition.add(strings.data, tables.strings), DynamicTag.STRSZ: len(strings.data)}
+
+
+def _new_piece(flags: int, address: int, size: int, page: int) -> SegmentPiece:
+    segment = Segment(-1, SegmentType.LOAD, flags, 0, address, address, size, size, page)
+    return SegmentPiece(segment, address, size, size, page)
+
+
+def _entries(elf: ElfFile, strings: _Strings, where: str) -> list[tuple[int, int]]:
+    """The dynamic entries, with the hook as the first library that is needed and the folder where it is found."""
+    entries = [(entry.tag, entry.value) for entry in elf.dynamic]
+    if HOOK_NAME not in needed_libraries(elf):
+        entries.insert(0, (DynamicTag.NEEDED, strings.add(HOOK_NAME)))
+    search = f"$ORIGIN/{where}" if where else "$ORIGIN"
+    runpath, rpath = dynamic_text(elf, DynamicTag.RUNPATH), dynamic_text(elf, DynamicTag.RPATH)
+    if search in f"{runpath}:{rpath}".split(":"):
+        return entries
+    # What a library with a RUNPATH needs is not looked for where its own RPATH and that of its users say.
+    tag = DynamicTag.RUNPATH if runpath else DynamicTag.RPATH
+    text = strings.add(":".join(part for part in (runpath or rpath, search) if part))
+    rest = [(one, value) for one, value in entries if one != tag]
+    return [*rest, (int(tag), text)]
+
+
+def _spare_word(elf: ElfFile, page: int) -> int | None:
+    """The address of a word behind the last writable memory, in its last page; None where there is no room."""
+    last = elf.loads[-1]
+    at = align_up(last.memory_end, _WORD)
+    relro = [Span(s.address, s.memory_end) for s in elf.segments if s.type == SegmentType.GNU_RELRO]
+    free = (
+        at % page
+        and at % page + _WORD <= page
+        and not any(span.start <= at < align_up(span.end, page) for span in relro)
+    )
+    return at if last.flags & _WRITE and free else None
+
+
+def _first_code(machine: ElfMachine, at: int, table: int, slot: int, then: int | None) -> bytes:
+    """Instructions for an address: call what the slot names with the address of the table, and go on to the
+    initialiser that the library had, with the arguments that it would have had."""
+    if machine is ElfMachine.X86_64:
+        code = bytearray(b"\xf3\x0f\x1e\xfa\x57\x56\x52")  # endbr64; push %rdi, %rsi, %rdx
+        code += b"\x48\x8d\x3d" + struct.pack("<i", table - (at + len(code) + 7))  # lea table(%rip), %rdi
+        code += b"\xff\x15" + struct.pack("<i", slot - (at + len(code) + 6))  # call *slot(%rip)
+        code += b"\x5a\x5e\x5f"  # pop %rdx, %rsi, %rdi
+        return bytes(code) + (b"\xc3" if then is None else b"\xe9" + struct.pack("<i", then - (at + len(code) + 5)))
+    # bti c; stp x29, x30, [sp, #-48]!; mov x29, sp; stp x0, x1, [sp, #16]; str x2, [sp, #32]
+    words = [0xD503245F, 0xA9BD7BFD, 0x910003FD, 0xA90107E0, 0xF90013E2]
+
+    def page_of(register: int, target: int) -> int:  # adrp
+        pages = (target >> _PAGE_BITS) - ((at + 4 * len(words)) >> _PAGE_BITS)
+        return 0x90000000 | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5 | register
+
+    def low(target: int) -> int:
+        return target & ((1 << _PAGE_BITS) - 1)
+
+    words.append(page_of(0, table))
+    words.append(0x91000000 | low(table) << 10)  # add x0, x0, :lo12:table
+    words.append(page_of(16, slot))
+    words.append(0xF9400000 | low(slot) // _WORD << 10 | 16 << 5 | 16)  # ldr x16, [x16, :lo12:slot]
+    words.append(0xD63F0200)  # blr x16
+    words += [0xA94107E0, 0xF94013E2, 0xA8C37BFD]  # ldp x0, x1; ldr x2; ldp x29, x30, [sp], #48
+    if then is None:
+        words.append(0xD65F03C0)  # ret
+    else:
+        words.append(page_of(16, then))
+        words.append(0x91000000 | low(then) << 10 | 16 << 5 | 16)
+        words.append(0xD61F0200)  # br x16
+    return struct.pack(f"<{len(words)}I", *words)

@@ -1,0 +1,77 @@
+"""A library with code, data, thread-local variables and exceptions in pages of their own, and a trace by hand."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.binary.symbols import dynamic_symbols
+from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.workload.identity import library_identity
+from torchtailor.workload.trace import PAGE, Trace, TracedLibrary, ranges_of_pages
+
+FAR = 1 << 20  # bytes between the functions
+FUNCTIONS = 6
+SOURCE = """
+#include <stdexcept>
+#include <cstring>
+#include <unistd.h>
+#include <fcntl.h>
+#define FAR __asm__(".text; .balign 65536; .fill %(far)d - 65536, 1, 0xcc; .balign 65536");
+#define DATA __asm__(".section .rodata; .balign 65536; .fill %(far)d, 1, 0x5a; .balign 65536; .text");
+static thread_local int own = 7;
+static int started;
+__attribute__((constructor)) static void start() { started += 41; }
+extern "C" {
+int hot(int x) { return x + started + own; }
+FAR
+int cold1(int x) { return hot(x) * 3; }
+FAR
+int cold2(int x) { if (x == 13) throw std::runtime_error("thirteen"); return x * x; }
+FAR
+int cold3(int x) { try { return cold2(x); } catch (const std::exception &e) { return -(int)strlen(e.what()); } }
+DATA
+extern const char far_path[];
+__asm__(".section .rodata; .balign 65536; far_path: .asciz \\"/dev/null\\"; .balign 65536; .text");
+int cold4(int) { int f = open(far_path, O_RDONLY); if (f >= 0) close(f); return f >= 0 ? 0 : -1; }
+FAR
+int cold5(int x) { own += x; return own; }
+}
+""" % {"far": FAR}  # noqa: UP031
+
+
+def paged_library(path: Path, *, compiler: Sequence[str] = (), flags: Sequence[str] = ()) -> Path:
+    """Compile it; skips the test where there is no compiler."""
+    command = list(compiler) or [shutil.which("c++") or shutil.which("g++") or ""]
+    if not command[0]:
+        pytest.skip("no C++ compiler")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = path.with_suffix(".cc")
+    source.write_text(SOURCE)
+    subprocess.run(
+        [*command, "-shared", "-fPIC", "-O1", "-fno-toplevel-reorder", *flags, "-o", str(path), str(source)],
+        check=True,
+    )
+    return path
+
+
+def identity(path: Path) -> str:
+    with open_source(path) as source:
+        elf = ElfFile(source)
+        return library_identity(elf, scan_elf(elf))
+
+
+def touched(path: Path, pages: Iterable[int] = ()) -> Trace:
+    """A trace by which these pages of a library were touched: else the first, and those of what runs at its start."""
+    with open_source(path) as source:
+        elf = ElfFile(source)
+        text = next(section for section in elf.sections if section.name == ".text")
+        hot = next(symbol for symbol in dynamic_symbols(elf) if symbol.name == "hot")
+    numbers = list(pages) or [0, text.address // PAGE, hot.value // PAGE]
+    return Trace((TracedLibrary(identity(path), path.name, 0, (), pages=ranges_of_pages(numbers)),))

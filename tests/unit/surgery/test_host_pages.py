@@ -1,0 +1,371 @@
+"""Pages that a program did not touch: out of the file, in the pack, and back when the library is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.surgery.paged import FAR, FUNCTIONS, identity, paged_library, touched
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.source import open_source
+from torchtailor.core.errors import BadInputError, CheckFailedError, UsageError
+from torchtailor.surgery.cut import Cut, HostPages, PackCompression
+from torchtailor.surgery.files import open_file
+from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.proof.host_pages import prove_pages
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
+from torchtailor.workload.host_table import HostTable, host_table
+from torchtailor.workload.pack import PackPlace
+
+pytestmark = pytest.mark.xdist_group("host pages")
+PLACE = "torchtailor-packs/far"
+NATIVE = Path(__file__).parents[3] / "src/torchtailor/workload/native"
+CALLS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+names = ("hot", "cold1", "cold2", "cold3", "cold4", "cold5", "hot")
+print([getattr(library, name)(5) for name in names], library.cold3(13))
+"""
+RESULTS = "[53, 159, 25, 25, 0, 12, 58] -8"
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return paged_library(tmp_path_factory.mktemp("stock") / "libfar.so")
+
+
+def cut(stock: Path, folder: Path, pages: HostPages = HostPages.CODE, **more: object) -> tuple[Path, LibraryResult]:
+    chosen = Cut(workload=TracedWorkload(touched(stock)), host_pages=pages, gap=4096, **more)  # type: ignore[arg-type]
+    out = folder / stock.name
+    result = tailor_library(stock, out, chosen, pack=PackPlace(folder / PLACE, PLACE))
+    with open_source(out) as source:
+        hook = hook_library(ElfFile(source).machine, HookKind.NEEDED)
+    shutil.copy(hook, folder / PLACE / HOOK_NAME)
+    return out, result
+
+
+def run(library: Path, program: str = CALLS, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", program, str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+@pytest.mark.parametrize("pages", [HostPages.CODE, HostPages.ALL])
+def test_with_its_pack_a_library_does_what_it_did(
+    stock: Path, tmp_path: Path, pages: HostPages, compression: PackCompression
+) -> None:
+    library, result = cut(stock, tmp_path, pages, pack_compress=compression)
+    assert result.status is LibraryStatus.CUT and result.pages
+    assert result.size_after == library.stat().st_size
+    assert result.pages.cold >= (FUNCTIONS - 2 if pages is HostPages.CODE else FUNCTIONS - 1) * FAR
+    assert library.stat().st_size < stock.stat().st_size - result.pages.cold + (64 << 10)
+    assert run(stock).stdout.strip() == RESULTS
+    done = run(library)
+    assert (done.stdout.strip(), done.returncode) == (RESULTS, 0), done.stderr
+    assert identity(library) == identity(stock)
+
+
+def test_a_raw_pack_needs_no_handler_of_signals_and_two_more_mappings(stock: Path, tmp_path: Path) -> None:
+    program = """
+import ctypes, sys
+def maps():
+    return [line.split(None, 5) for line in open("/proc/self/maps") if "libfar" in line]
+library = ctypes.CDLL(sys.argv[1])
+caught = int(next(line for line in open("/proc/self/status") if line.startswith("SigCgt")).split()[1], 16)
+print(caught >> 10 & 1, len(maps()), any("w" in m[1] and "x" in m[1] for m in maps()))
+"""
+    library, _ = cut(stock, tmp_path, HostPages.ALL)
+    before, after = (run(one, program).stdout.split() for one in (stock, library))
+    assert (before[0], after[0]) == ("0", "0")
+    assert int(after[1]) <= int(before[1]) + 2
+    assert after[2] == "False"
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+def test_no_memory_is_ever_writable_and_executable(stock: Path, tmp_path: Path, compression: PackCompression) -> None:
+    """Linux 6.3 and newer refuse what makes written memory executable (PR_SET_MDWE); others run without that."""
+    library, _ = cut(stock, tmp_path, HostPages.CODE, pack_compress=compression)
+    program = f"import ctypes; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)\n{CALLS}"
+    assert run(library, program).stdout.strip() == run(stock, program).stdout.strip()
+
+
+def test_without_its_pack_code_ends_in_a_sentence_and_data_does_not_start(stock: Path, tmp_path: Path) -> None:
+    for pages, code in ((HostPages.CODE, -11), (HostPages.ALL, 127)):
+        library, result = cut(stock, tmp_path / pages.value, pages)
+        (tmp_path / pages.value / PLACE / result.pack).unlink()
+        done = run(library)
+        assert done.returncode == code
+        assert done.stderr.count("torchtailor: ") == 1 and "it is not there" in done.stderr
+        assert "TORCHTAILOR_PACK" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["main", "thread", "fork", "faulthandler"])
+def test_a_pack_that_comes_late_is_found(stock: Path, tmp_path: Path, where: str) -> None:
+    library, result = cut(stock, tmp_path, HostPages.CODE)
+    pack = tmp_path / PLACE / result.pack
+    pack.rename(away := tmp_path / "away")
+    ways = {
+        "main": "work()",
+        "thread": "import threading\nall = [threading.Thread(target=work) for _ in range(8)]\n"
+        "[one.start() for one in all]; [one.join() for one in all]",
+        "fork": "children = [os.fork() for _ in range(2)]\nwork()\n"
+        "if 0 in children: sys.stdout.flush(); os._exit(0)\n"
+        "assert all(os.waitpid(child, 0)[1] == 0 for child in children)",
+        "faulthandler": "import faulthandler; faulthandler.enable(); work()",
+    }
+    program = f"""
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1])
+os.link({str(away)!r}, {str(pack)!r})
+def work(): os.write(1, f"{{library.cold1(5)}} {{library.cold3(13)}}\\n".encode())
+{ways[where]}
+"""
+    done = run(library, program)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split("\n")) == {"159 -8", ""}
+    assert "torchtailor: " not in done.stderr
+
+
+def test_a_program_waits_for_its_pack(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path, HostPages.ALL)
+    pack = tmp_path / PLACE / result.pack
+    pack.rename(away := tmp_path / "away")
+    environment = {**os.environ, "TORCHTAILOR_PACK_WAIT": "60"}
+    with subprocess.Popen(
+        [sys.executable, "-c", CALLS, str(library)], env=environment, stdout=subprocess.PIPE
+    ) as child:
+        away.rename(pack)
+        assert child.communicate(timeout=60)[0].decode().strip() == RESULTS
+
+
+def test_a_fault_of_the_program_goes_to_whoever_had_it_before(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path, HostPages.CODE)
+    (tmp_path / PLACE / result.pack).unlink()
+    program = """
+import ctypes, faulthandler, sys
+faulthandler.enable()
+library = ctypes.CDLL(sys.argv[1])
+ctypes.string_at(8)
+"""
+    done = run(library, program)
+    assert done.returncode == -11
+    assert "Fatal Python error: Segmentation fault" in done.stderr and "torchtailor: " not in done.stderr
+
+
+def test_packs_of_others_are_not_mapped(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path, HostPages.ALL)
+    pack = tmp_path / PLACE / result.pack
+    pack.chmod(0o666)
+    done = run(library)
+    assert done.returncode == 127 and "every user may write to it" in done.stderr
+    pack.chmod(0o644)
+    pack.rename(away := tmp_path / "away")
+    pack.symlink_to(away)
+    done = run(library)
+    assert done.returncode == 127 and "it is a link" in done.stderr
+    named = run(library, TORCHTAILOR_PACK=str(away))
+    assert named.stdout.strip() == RESULTS, named.stderr
+
+
+def test_a_pack_of_another_build_or_a_damaged_one_is_not_mapped(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path / "one", HostPages.ALL)
+    other = paged_library(tmp_path / "other" / "libfar.so", flags=["-O2", "-DOTHER", "-fno-inline"])
+    _, second = cut(other, tmp_path / "two", HostPages.CODE)
+    pack = tmp_path / "one" / PLACE / result.pack
+    whole = pack.read_bytes()
+    if second.pack != result.pack:
+        pack.write_bytes((tmp_path / "two" / PLACE / second.pack).read_bytes())
+        assert "of another build" in run(library).stderr
+    for data in (whole[:100], whole[: len(whole) // 2], b"no pack at all" * 100, b"", whole[:8] + b"\0" + whole[9:]):
+        pack.write_bytes(data)
+        done = run(library)
+        assert done.returncode == 127 and done.stderr.startswith("torchtailor: "), done
+
+
+def test_a_library_that_was_cut_so_is_not_cut_again(stock: Path, tmp_path: Path) -> None:
+    library, _ = cut(stock, tmp_path, HostPages.CODE)
+    again = tailor_library(library, tmp_path / "again.so", Cut(workload=TracedWorkload(touched(stock)), strip=True))
+    assert again.status is LibraryStatus.UNCHANGED and "restore" in again.warnings[0]
+    assert not (tmp_path / "again.so").exists()
+
+
+def test_a_library_of_which_nothing_was_recorded_keeps_its_pages(stock: Path, tmp_path: Path) -> None:
+    options = Cut(workload=TracedWorkload(touched(stock).__class__()), host_pages=HostPages.ALL)
+    assert tailor_library(stock, tmp_path / "x.so", options).status is LibraryStatus.NO_GPU_CODE
+    every = touched(stock, range(stock.stat().st_size // 4096 + 1))
+    options = Cut(workload=TracedWorkload(every), host_pages=HostPages.ALL)
+    result = tailor_library(stock, tmp_path / "x.so", options)
+    assert result.status is LibraryStatus.NO_GPU_CODE and "touched" in result.not_paged
+
+
+def test_a_dry_run_says_what_it_would_leave(stock: Path, tmp_path: Path) -> None:
+    options = Cut(workload=TracedWorkload(touched(stock)), host_pages=HostPages.ALL, gap=4096)
+    planned = tailor_library(stock, None, options)
+    _, done = cut(stock, tmp_path, HostPages.ALL)
+    assert planned.pages and done.pages and planned.pages.cold == done.pages.cold
+    assert abs(planned.size_after - done.size_after) < 256 << 10
+
+
+def test_the_proof_finds_whatever_is_changed(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path, HostPages.ALL)
+    pack = tmp_path / PLACE / result.pack
+    rng = random.Random(37)
+    with open_file(stock) as before, open_file(library) as after:
+        loaded = sorted(at for at in range(0, after.size, 64) if any(after.read(at, min(64, after.size - at))))
+    mutants = [(library, at + rng.randrange(64)) for at in rng.sample(loaded[: len(loaded) * 2 // 3], 60)]
+    mutants += [(pack, rng.randrange(pack.stat().st_size - FAR)) for _ in range(60)]
+    missed = []
+    for path, at in mutants:
+        data = bytearray(path.read_bytes())
+        if at >= len(data):
+            continue
+        was = bytes(data)
+        data[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            with open_file(stock) as before, open_file(library) as after, open_file(pack) as packed:
+                prove_pages(before, after, packed, f"$ORIGIN/{PLACE}")
+            missed.append((path.name, hex(at)))
+        except (CheckFailedError, BadInputError):
+            pass
+        path.write_bytes(was)
+    # padding between tables, and what a reader of tables does not look at: offsets of sections and physical addresses
+    assert len(missed) < 25, missed
+
+
+def test_the_note_is_read_as_written(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path, HostPages.ALL)
+    with open_source(library) as source:
+        table = host_table(ElfFile(source))
+    assert table and result.pages
+    assert (table.pack, table.place, table.identity) == (result.pack, PLACE, identity(stock))
+    assert table.cold_size <= result.pages.cold
+    assert HostTable.from_bytes(table.to_bytes()) == table
+    with pytest.raises(BadInputError):
+        HostTable.from_bytes(table.to_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"host_pages": HostPages.ALL},
+        {"gap": 4096},
+        {"debuggable": True},
+        {"pack_compress": PackCompression.ZSTD},
+        {"workload": TracedWorkload.of([]), "host_pages": HostPages.ALL, "no_pack": True},
+        {"workload": TracedWorkload.of([]), "pack_compress": PackCompression.ZSTD, "no_pack": True},
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(choice: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Cut(**choice)  # type: ignore[arg-type]
+
+
+def test_without_packs_all_pages_stay_unless_asked_otherwise() -> None:
+    traced = Cut(workload=TracedWorkload.of([]))
+    assert (Cut().pages, traced.pages) == (HostPages.KEEP, HostPages.CODE)
+    assert replace(traced, no_pack=True).pages is HostPages.KEEP
+    assert Cut.of(traced.for_job).pages is HostPages.CODE
+    assert Cut.of(replace(traced, host_pages=HostPages.KEEP).for_job).pages is HostPages.KEEP
+
+
+@pytest.fixture(scope="module")
+def unpack(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("zstd")
+    helpers = "".join(
+        f"uint{bits}_t tt_u{bits}(const void *p) {{ uint{bits}_t v; memcpy(&v, p, sizeof v); return v; }}\n"
+        for bits in (16, 32, 64)
+    )
+    (folder / "loads.c").write_text(f"#include <stdint.h>\n#include <string.h>\n{helpers}")
+    command = [compiler, "-O2", "-shared", "-fPIC", "-o", "unpack.so", "loads.c", str(NATIVE / "zstd.c")]
+    subprocess.run(command, cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "unpack.so"))
+    library.tt_unzstd.restype = ctypes.c_size_t
+    return library
+
+
+def unpacked(library: ctypes.CDLL, data: bytes, room: int) -> bytes:
+    into = ctypes.create_string_buffer(room + 64)
+    given = ctypes.create_string_buffer(bytes(16) + data + bytes(16))
+    size = library.tt_unzstd(into, ctypes.c_size_t(room), ctypes.byref(given, 16), ctypes.c_size_t(len(data)))
+    assert into.raw[room:] == bytes(64)
+    return into.raw[:size]
+
+
+@given(st.binary(max_size=3000), st.sampled_from([1, 3, 9, 19, 22]), st.integers(1, 200), st.booleans())
+def test_the_hook_unpacks_what_zstd_packs(
+    unpack: ctypes.CDLL, data: bytes, level: int, times: int, checksum: bool
+) -> None:
+    data *= times
+    packed = zstandard.ZstdCompressor(level=level, write_checksum=checksum).compress(data)
+    assert unpacked(unpack, packed, len(data)) == data
+
+
+def test_the_hook_unpacks_programs(unpack: ctypes.CDLL) -> None:
+    for path in (Path(sys.executable).resolve(), *Path(NATIVE).glob("*.c")):
+        data = path.read_bytes()[: 4 << 20]
+        for level in (1, 5, 12, 19):
+            packed = zstandard.ZstdCompressor(level=level).compress(data)
+            assert unpacked(unpack, packed, len(data)) == data
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 1 << 32), st.integers(1, 6))
+def test_the_hook_survives_damaged_frames(unpack: ctypes.CDLL, seed: int, changes: int) -> None:
+    rng = random.Random(seed)
+    data = bytes(rng.choices(range(rng.choice([2, 30, 256])), k=rng.choice([10, 4000])))
+    packed = bytearray(zstandard.ZstdCompressor(level=rng.choice([1, 9, 19])).compress(data))
+    for _ in range(changes):
+        packed[rng.randrange(len(packed))] = rng.randrange(256)
+    assert len(unpacked(unpack, bytes(packed), len(data))) <= len(data)
+
+
+def test_on_aarch64_pages_are_of_64_kib(tmp_path: Path) -> None:
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    if compiler is None or not (NATIVE / "aarch64" / HOOK_NAME).is_file():
+        pytest.skip("no cross compiler for aarch64")
+    library = paged_library(tmp_path / "stock" / "libfar.so", compiler=[compiler])
+    for compression in PackCompression:
+        folder = tmp_path / compression.value
+        out, result = cut(library, folder, HostPages.ALL, pack_compress=compression)
+        assert result.pages
+        with open_source(out) as source:
+            elf = ElfFile(source)
+        table = host_table(elf)
+        assert elf.machine is ElfMachine.AARCH64 and table and table.page == 64 << 10
+        assert all(start % table.page == end % table.page == 0 for start, end in table.cold)
+        emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+        if emulator is None:
+            continue
+        program = folder / "calls.c"
+        program.write_text(
+            "#include <dlfcn.h>\n#include <stdio.h>\nint main(int c, char **v) { void *l = dlopen(v[1], RTLD_NOW);"
+            'if (!l) { puts(dlerror()); return 1; } int (*f)(int) = (int (*)(int))dlsym(l, "cold3");'
+            'int (*g)(int) = (int (*)(int))dlsym(l, "cold4"); printf("%d %d %d\\n", f(5), f(13), g(1)); return c - 2; }'
+        )
+        binary = folder / "calls"
+        subprocess.run([compiler.replace("g++", "gcc"), "-o", str(binary), str(program), "-ldl"], check=True)
+        said = [
+            subprocess.run(
+                [emulator, "-L", "/usr/aarch64-linux-gnu", str(binary), str(one)],
+                capture_output=True, text=True, check=False, timeout=120,
+            )
+            for one in (library, out)
+        ]  # fmt: skip
+        assert said[0].stdout.startswith("25 -8 ") and said[1].stdout == said[0].stdout, said

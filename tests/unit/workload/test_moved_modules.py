@@ -1,0 +1,148 @@
+"""Modules that were never imported: which go to packs, and how Python gets them back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchtailor.catalog import load_catalog
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.surgery.cut import UNOPENED, Cut
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.left_out import distinct, is_stand_in, stand_ins
+from torchtailor.tailoring.restore import restore_environment
+from torchtailor.tailoring.tree import InstalledTree
+from torchtailor.trees.artifact.drops import DroppedFile
+from torchtailor.trees.artifact.installed import find_installed, owners_by_file
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.trace import Trace
+
+FILES = {
+    "demo/__init__.py": "from demo import used",
+    "demo/used.py": "",
+    "demo/cold.py": "def where():\n    return __file__\n",
+    "demo/empty.py": "",
+    "demo/sub/__init__.py": "",
+    "demo/sub/deep.py": "from demo.cold import where\nraised = where()\n",
+    "demo/twin.py": "",
+    "demo/twin/data.txt": "",
+    "demo/looked": "x" * (64 << 10),
+    "demo/large": "x" * (64 << 10),
+    "single.py": "value = 7",
+    "demo-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: demo\nVersion: 1\n",
+}
+OPENED = ("demo/__init__.py", "demo/__pycache__/used.cpython-311.pyc")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    site = tmp_path / "site packages"
+    rows = []
+    for name, text in FILES.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+        rows.append(f"{name},,\n")
+    (site / "demo-1.dist-info" / "RECORD").write_text("".join([*rows, "demo-1.dist-info/RECORD,,\n"]))
+    return site
+
+
+def sizes(site: Path) -> dict[str, int]:
+    return {path.relative_to(site).as_posix(): path.stat().st_size for path in site.rglob("*") if path.is_file()}
+
+
+def moved(site: Path) -> list[str]:
+    """Take the unopened files out of a folder, and put in what comes in their place."""
+    workload = TracedWorkload.of([Trace(opened=OPENED, looked=("demo/looked",))])
+    found = sizes(site)
+    gone = sorted(workload.unopened(found, sources=True))
+    installed, _ = find_installed(site, [site / "demo-1.dist-info"])
+    tree = InstalledTree(site, found, owners_by_file(installed))
+    added = distinct(stand_ins(tree, {path: DroppedFile(path, UNOPENED, found[path]) for path in gone}).values())
+    for file in added:
+        file.put((site / file.path).parent)
+    for path in gone:
+        (site / path).unlink()
+    return gone
+
+
+def run(site: Path, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-I", "-c", f"import site, sys; site.addsitedir(sys.argv[1])\n{program}", str(site)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, env=variables)
+
+
+def test_what_was_never_opened_goes_and_what_was_looked_for_stays(site: Path) -> None:
+    assert moved(site) == ["demo/cold.py", "demo/empty.py", "demo/large", "demo/sub/deep.py", "single.py"]
+    workload = TracedWorkload.of([Trace(opened=OPENED)])
+    assert set(workload.unopened(sizes(site))) == {"demo/looked"}
+
+
+def test_an_import_that_was_not_recorded_works_and_says_a_line(site: Path) -> None:
+    moved(site)
+    program = """
+import demo
+from demo.sub import deep
+import demo.empty, single, inspect, demo.cold
+print(deep.raised == sys.argv[1] + "/demo/cold.py", single.value, "return" in inspect.getsource(demo.cold.where))
+"""
+    done = run(site, program)
+    assert done.stdout == "True 7 True\n", done.stderr
+    assert done.stderr.count("torchtailor: ") == 1
+    assert "demo.sub.deep was not imported when the program was recorded" in done.stderr
+    assert run(site, program, TORCHTAILOR_QUIET="1").stderr == ""
+    assert run(site, "import demo; print(sys.modules.get('zipfile'))").stdout == "None\n"
+
+
+def test_what_is_in_no_pack_is_missing_as_ever(site: Path) -> None:
+    moved(site)
+    done = run(site, "import demo.nothing")
+    assert "No module named 'demo.nothing'" in done.stderr and "torchtailor" not in done.stderr
+
+
+def test_a_pack_may_lie_elsewhere_and_a_damaged_one_is_named(site: Path, tmp_path: Path) -> None:
+    moved(site)
+    (pack,) = site.glob("torchtailor-packs/demo/python-*.zip")
+    content = pack.read_bytes()
+    pack.unlink()
+    assert "No module named 'single'" in run(site, "import single").stderr
+    other = tmp_path / "packs"
+    other.mkdir()
+    (other / pack.name).write_bytes(content)
+    assert run(site, "import single; print(single.value)", TORCHTAILOR_PACK=str(other)).stdout == "7\n"
+    pack.write_bytes(b"no zip")
+    done = run(site, "import single")
+    assert "cannot be read" in done.stderr and "No module named 'single'" in done.stderr
+
+
+def test_the_same_modules_give_the_same_pack(site: Path) -> None:
+    moved(site)
+    first = {path.name: path.read_bytes() for path in site.glob("torchtailor-packs/demo/*")}
+    for name, text in FILES.items():
+        (site / name).write_text(text)
+    moved(site)
+    assert {path.name: path.read_bytes() for path in site.glob("torchtailor-packs/demo/*")} == first
+    (start,) = site.glob("*.pth")
+    assert is_stand_in(start) and not is_stand_in(site / "demo" / "used.py")
+
+
+def test_an_environment_and_its_record_are_restored(site: Path) -> None:
+    record = site / "demo-1.dist-info" / "RECORD"
+    before, rows = sizes(site), record.read_text()
+    workload = TracedWorkload.of([Trace(opened=OPENED, looked=("demo/looked",))])
+    options = Cut(Targets((), cpu=True), workload=workload, drop_unopened=True, keep_removed=True, processes=1)
+    result = tailor_environment(site, options.resolved(load_catalog()))
+    assert {file.path for file in result.dropped_files} >= {"demo/cold.py", "single.py"}
+    (pack,) = site.glob("torchtailor-packs/demo/python-*.zip")
+    listed = {line.split(",")[0] for line in record.read_text().splitlines()}
+    assert {pack.relative_to(site).as_posix(), "torchtailor-packs/demo/modules.py", "torchtailor-demo.pth"} < listed
+    assert "demo/cold.py" not in listed and not (site / "demo" / "cold.py").exists()
+    assert run(site, "import single; print(single.value)").stdout == "7\n"
+    restore_environment(site)
+    assert sizes(site).keys() == before.keys()
+    assert all((site / name).read_text() == text for name, text in FILES.items())
+    assert sorted(row.split(",")[0] for row in record.read_text().splitlines()) == sorted(
+        row.split(",")[0] for row in rows.splitlines()
+    )
+    assert not (site / "torchtailor-packs").exists()

@@ -1,0 +1,140 @@
+"""The pages that processes touch: recorded by the real recorder, and read from what it writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchtailor.workload.events import make_trace, read_events
+from torchtailor.workload.record import record_program, recording_environment
+from torchtailor.workload.trace import PAGE, Trace, TracedLibrary, merge_traces, read_trace, trace_facts, write_trace
+
+pytestmark = pytest.mark.xdist_group("hook-files")
+FUNCTIONS = 64
+
+PROGRAM = """
+import ctypes, os, signal, subprocess, sys, threading
+def call(number): getattr(ctypes.CDLL(sys.argv[1]), f"f{number}")()
+if len(sys.argv) > 2:
+    call(int(sys.argv[2]))
+    if sys.argv[2] == "40":
+        os.execv(sys.executable, [sys.executable, *sys.argv[:2], "44"])
+    sys.exit()
+call(4)
+worker = threading.Thread(target=call, args=(8,)); worker.start(); worker.join()
+for how in (12, 16, 20):
+    if not os.fork():
+        call(how)
+        {12: sys.exit, 16: lambda: os._exit(0), 20: lambda: os.kill(os.getpid(), signal.SIGKILL)}[how]()
+    os.wait()
+child = os.fork()
+if not child:
+    grandchild = os.fork()
+    if not grandchild:
+        call(24)
+        os._exit(0)
+    os.waitpid(grandchild, 0)
+    call(28)
+    os._exit(0)
+os.waitpid(child, 0)
+subprocess.run([sys.executable, *sys.argv[:2], "32"])
+subprocess.run([sys.executable, *sys.argv[:2], "40"])
+os.closerange(3, 256)
+call(36)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+CALLED = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library each of whose functions has a page of its own."""
+    if not shutil.which("cc"):
+        pytest.skip("cc not found")
+    folder = tmp_path_factory.mktemp("pages")
+    text = "".join(
+        f"__attribute__((aligned({PAGE}))) int f{number}(void) {{ return {number}; }}\n" for number in range(FUNCTIONS)
+    )
+    (folder / "paged.c").write_text(text)
+    made = folder / "libpaged.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-z,separate-code", "-o", str(made), str(folder / "paged.c")]
+    subprocess.run(command, check=True)
+    return made
+
+
+def called(trace: Trace, library: Path) -> set[int]:
+    """The functions whose pages a trace names."""
+    lines = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True).stdout.splitlines()
+    places = {int(line.split()[0], 16): int(line.split()[2][1:]) for line in lines if " T f" in line}
+    (own,) = (one for one in trace.libraries if one.name == library.name)
+    touched = {page for first, count in own.pages for page in range(first, first + count)}
+    return {number for address, number in places.items() if address // PAGE in touched}
+
+
+def test_each_page_that_a_program_or_its_children_touch_and_no_other(library: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    run = record_program([sys.executable, str(program), str(library)])
+    assert run.exit_code == 128 + 15
+    found = called(run.trace, library)
+    assert found >= set(CALLED)
+    assert not [what for what in run.trace.lost if "pages" in what]
+    if run.trace.neighbours:
+        pytest.skip("this kernel maps pages in groups")
+    assert found - {FUNCTIONS - 1} == set(CALLED)  # the last page has .fini, too
+
+
+def test_without_rights_the_neighbours_of_pages_are_named_too(library: Path, tmp_path: Path) -> None:
+    """As under a filter that forbids userfaultfd."""
+    environment = recording_environment(tmp_path)
+    del environment["LD_AUDIT"]
+    line = [sys.executable, "-c", PROGRAM, str(library), "32"]
+    subprocess.run(line, check=True, env=environment)
+    for _ in range(100):
+        trace = make_trace(read_events(tmp_path.iterdir()))
+        if trace.libraries:
+            break
+    assert trace.neighbours and called(trace, library) > {32}
+    assert "neighbours" in trace_facts(trace, "a").__struct_fields__ and trace_facts(trace, "a").neighbours
+
+
+def test_what_was_mapped_from_a_pack_is_of_the_library(library: Path, tmp_path: Path) -> None:
+    """A cut library has other files mapped between its own pages."""
+    lines = (
+        f"map\t7f0000000000\t7f0000001000\t0\t{library}",
+        "at\t0+1",
+        "map\t7f0000001000\t7f0000041000\t1000\t/packs/libpaged.ttpack",
+        "at\t2+1 8+2",
+        "map\t7f0000041000\t7f0000042000\t0\t",
+        "end\texact",
+    )
+    (tmp_path / "1-1-1.pages").write_text("\n".join([*lines, ""]))
+    trace = make_trace(read_events([tmp_path / "1-1-1.pages"]))
+    assert called(trace, library) == {0, 6, 7}
+    assert trace.libraries[0].pages == ((0, 1), (3, 1), (9, 2))
+    assert not trace.neighbours and not trace.lost
+
+
+def test_a_process_that_has_not_ended_is_named(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "1-1-1.pages").write_text(f"map\t1000\t2000\t0\t{library}\nat\t0+1\nmap\t20")
+    (tmp_path / "2-1-1.pages").write_bytes(b"at\tx\nmap\tz\t\t\t/\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "3-1-1.pages").write_text(f"map\t1000\t2000\t0\t{tmp_path}/pipe\nat\t0+ffffffffffffffff\nend\texact\n")
+    trace = make_trace(read_events(sorted(tmp_path.glob("*.pages"))))
+    assert trace.lost == ("the pages of 2 processes that had not ended",)
+    assert [one.pages for one in trace.libraries] == [((0, 1),)]
+
+
+def test_pages_of_several_traces_are_one_set(tmp_path: Path) -> None:
+    one = TracedLibrary("a" * 32, "lib.so", 0, (), pages=((1, 2), (9, 1)))
+    other = TracedLibrary("a" * 32, "lib.so", 0, (), pages=((2, 3),))
+    merged = merge_traces([Trace((one,)), Trace((other,), neighbours=True)])
+    assert merged.libraries[0].pages == ((1, 4), (9, 1)) and merged.neighbours
+    assert merged.touched_size == 5 * PAGE == trace_facts(merged, "x").libraries[0].touched
+    write_trace(tmp_path / "a.trace", merged)
+    assert read_trace(tmp_path / "a.trace") == merged
