@@ -126,3 +126,18 @@ def test_an_environment_is_restored_to_the_last_byte(library: Path, tmp_path: Pa
     assert not again.changed
     restore_environment(site)
     assert {path: data for path, data in tree(site).items() if ".torchtailor" not in str(path)} == before
+
+
+def test_without_packs_a_sentence_says_what_may_happen(
+    library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    (source / "torch/lib").mkdir(parents=True)
+    (source / NAME).write_bytes(library.read_bytes())
+    write_trace(tmp_path / "app.trace", touched(library))
+    words = ["--gpu", "9.0", "--workload", str(tmp_path / "app.trace"), "--no-pack"]
+    assert main(["tailor", str(source), "-o", str(out), *words, "--host-pages", "code", "--gap", "4096"]) == 0
+    assert "A recording does not cover a program" in " ".join(capsys.readouterr().out.split())
+    assert not list(out.rglob("*.ttpack"))
+    done = subprocess.run([sys.executable, "-c", CALLS, str(out / NAME)], capture_output=True, text=True, check=False)
+    assert done.returncode == -11 and done.stderr.count("torchtailor: ") == 1
