@@ -222,9 +222,8 @@ def pages_run() -> None:
     for tree, _, _ in PAGED:
         with without_packs(tree):
             result, said, _ = program("cnn", tree)
-            say(
-                f"cnn on {tree} without packs: {result}; {[x for x in said.splitlines() if x.startswith('torchtailor:')][:1]}"
-            )
+            lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
+            say(f"cnn on {tree} without packs: {result}; {lines[:1]}")
 
 
 def pages_suite() -> None:
