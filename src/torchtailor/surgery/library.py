@@ -39,7 +39,7 @@ from torchtailor.core.errors import (
     TorchtailorError,
 )
 from torchtailor.core.format import human_bytes
-from torchtailor.surgery.cut import Cut, HostPages
+from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
@@ -185,7 +185,8 @@ class _Tailoring:
         identity = library_identity(self.elf, self.code)
         touched = workload.touched(identity)
         every = options.pages is HostPages.ALL
-        return Wanted(touched, identity, every, options.gap, options.debuggable) if touched else None
+        apart = every and options.pack_compress is not PackCompression.NONE
+        return Wanted(touched, identity, every, options.gap, options.debuggable, apart) if touched else None
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if host_table(self.elf):
