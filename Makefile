@@ -19,7 +19,7 @@ export TORCHTAILOR_CACHE ?= $(CURDIR)/build/cache
 export TORCHTAILOR_STATE ?= $(CURDIR)/build/state
 endif
 
-.PHONY: build test compiled-tests test-slow torture lint types lock docs site recipes bench wheel clean
+.PHONY: build test compiled-tests test-slow torture lint types lock docs site recipes bench wheel release clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -78,6 +78,10 @@ bench: $(STAMP)
 wheel: $(VENV)/.hook
 	$(BIN)/python tools/build_hook.py
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+
+# That wheel and an sdist, with all checks; RELEASE=--any-tree tries it before everything is committed.
+release: $(VENV)/.hook
+	$(BIN)/python tools/release.py $(RELEASE)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,7 +1,7 @@
 """`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and the sizes.
 
-Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress [--level 19]] [--rounds 3] [--copy-to DIR]
-     [--cold]
+Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress [--zstd-level 19]] [--rounds 3]
+     [--copy-to DIR] [--cold]
 
 TREE is a folder of unpacked wheels (torch and the NVIDIA packages it depends on); it is only read. DIR must be on the
 same disk, with space for a copy. Both run with the tree in the page cache, or with --cold without it; what was written
@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("tree", type=Path)
     parser.add_argument("--gpu", default="9.0")
     parser.add_argument("--recompress", action="store_true")
-    parser.add_argument("--level", default="19", help="of recompression; a lower one fills the cache sooner")
+    parser.add_argument("--zstd-level", default="19", help="of recompression; a lower one fills the cache sooner")
     parser.add_argument("--copy-to", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cold", action="store_true", help="read the tree from the disk each time")
@@ -158,7 +158,7 @@ def main() -> int:
     tailor = [sys.executable, "-m", "torchtailor", "tailor", str(options.tree), "--gpu", options.gpu]
     tailor += ["--nvidia", "--strip", "-o", str(work / "tailored")]
     if options.recompress:
-        tailor += ["--recompress", "--level", options.level]
+        tailor += ["--recompress", "--zstd-level", options.zstd_level]
     copied, cut = [], []
     try:
         for round_ in range(options.rounds + options.recompress):  # with recompression, the first one fills the cache

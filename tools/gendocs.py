@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torchtailor
 from torchtailor.advise.host.tegra import tegra_table
 from torchtailor.advise.recommendation import recommend
 from torchtailor.advise.recommendation.result import Alternative
@@ -19,10 +23,19 @@ from torchtailor.catalog.variants import Matrix, Variant, available_methods, cov
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._dispatch import load_command
 from torchtailor.cli.ui.documents import DOCUMENTS, json_schema, schema_of
+from torchtailor.core import version
 from torchtailor.core.errors import EXIT_MEANINGS
+from torchtailor.core.origin import SOMEWHERE
+from torchtailor.core.progress import Progress
 
+_WIDTH = 110
+_ENUM = re.compile(r"<(\w+\.\w+): [^>]*>")
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "src" / "torchtailor" / "catalog" / "data" / "torchtailor.schema.json"
+_INSTALLED = re.compile(
+    r"(?P<before>(?:\bpip install\b[^`\n&|;]*?|--from) )(?P<quote>'?)"
+    r"torchtailor(?P<extras>\[[a-z,]+\])?(?: @ git\+URL@COMMIT)?(?P=quote)(?=[ `\n,;.)])"
+)
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 
@@ -333,6 +346,34 @@ def sources(catalog: Catalog) -> str:
     return table(["source", "what it is"], [[f"`{name}`", text] for name, text in sorted(catalog.sources.items())])
 
 
+def signature_of(name: str) -> str:
+    """A function of the API as its source has it, wrapped."""
+    function = getattr(torchtailor, name)
+    shown = inspect.signature(function)
+    parts, star = [], False
+    for one in shown.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not star:
+            parts.append("*")
+        star = star or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        parts.append(_ENUM.sub(r"\1", str(one).replace("'", "")))
+    line = f"{name}({', '.join(parts)}) -> {shown.return_annotation}".replace("'", "")
+    if len(line) > _WIDTH:
+        unbroken = ",\n".join(part.replace(" ", "\0") for part in parts) + ","
+        inside = textwrap.fill(unbroken, _WIDTH, initial_indent="    ", subsequent_indent="    ").replace("\0", " ")
+        line = f"{name}(\n{inside}\n) -> {shown.return_annotation}"
+    return f"```python\n{line}\n```\n"
+
+
+def progress_methods(_: Catalog) -> str:
+    rows = []
+    for name, method in vars(Progress).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            told = ", ".join(str(one) for one in list(inspect.signature(method).parameters.values())[1:])
+            rows.append([f"`{name}({told})`".replace("'", ""), (method.__doc__ or "").strip()])
+    return table(["method", "what it is told"], rows)
+
+
+_FUNCTIONS = tuple(name for name in torchtailor.__all__ if name[0].islower())
 BLOCKS: dict[str, Callable[[Catalog], str]] = {
     "releases": releases,
     "variants": variants,
@@ -346,17 +387,35 @@ BLOCKS: dict[str, Callable[[Catalog], str]] = {
     "sources": sources,
     "json-documents": json_documents,
     "command-reference": command_reference,
+    "progress-methods": progress_methods,
+    **{f"signature-{name.replace('_', '-')}": partial(lambda name, _: signature_of(name), name) for name in _FUNCTIONS},
 }
+
+
+def as_installed(text: str, *, published: bool | None = None) -> str:
+    """A page whose commands install torchtailor as version.py says: by its name, or from its repository at a commit."""
+    published = version.PUBLISHED if published is None else published
+
+    def word(match: re.Match[str]) -> str:
+        extras = match["extras"] or ""
+        if published:
+            return match["before"] + (f"'torchtailor{extras}'" if extras else "torchtailor")
+        return f"{match['before']}'torchtailor{extras} @ {SOMEWHERE}'"
+
+    return _INSTALLED.sub(word, text)
 
 
 def render(path: Path, catalog: Catalog) -> str:
     """The file with every generated block up to date."""
-    return _BLOCK.sub(lambda m: m[1] + BLOCKS[m["name"]](catalog) + m[3], path.read_text("utf-8"))
+    text = as_installed(path.read_text("utf-8"))
+    return _BLOCK.sub(lambda m: m[1] + BLOCKS[m["name"]](catalog) + m[3], text)
 
 
 def documents() -> list[Path]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [path for path in found if "<!-- generated: " in path.read_text("utf-8")]
+    return [
+        path for path in found if "<!-- generated: " in (text := path.read_text("utf-8")) or _INSTALLED.search(text)
+    ]
 
 
 def generated() -> dict[Path, str]:

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from torchtailor.building.install import install, plan_install
     from torchtailor.catalog.methods import Method
     from torchtailor.core.errors import TorchtailorError
+    from torchtailor.core.progress import Progress
     from torchtailor.core.version import __version__
     from torchtailor.tailoring.inputs import tailor
+    from torchtailor.tailoring.restore import restore
     from torchtailor.tailoring.result import TailorResult
+    from torchtailor.verification.doctor.doctor import doctor
     from torchtailor.verification.inspection.inspect import inspect
     from torchtailor.verification.inspection.inspection import Inspection
     from torchtailor.verification.result import Level, VerifyReport
@@ -30,6 +33,7 @@ __all__ = [
     "Inspection",
     "Level",
     "Method",
+    "Progress",
     "Recommendation",
     "TailorResult",
     "TorchtailorError",
@@ -37,11 +41,13 @@ __all__ = [
     "__version__",
     "build",
     "detect",
+    "doctor",
     "inspect",
     "install",
     "plan_build",
     "plan_install",
     "recommend",
+    "restore",
     "tailor",
     "verify",
 ]
@@ -52,6 +58,7 @@ _MODULES = {
     "Inspection": "verification.inspection.inspection",
     "Level": "verification.result",
     "Method": "catalog.methods",
+    "Progress": "core.progress",
     "Recommendation": "advise.recommendation.result",
     "TailorResult": "tailoring.result",
     "TorchtailorError": "core.errors",
@@ -59,11 +66,13 @@ _MODULES = {
     "__version__": "core.version",
     "build": "building.build",
     "detect": "advise.host.detect",
+    "doctor": "verification.doctor.doctor",
     "inspect": "verification.inspection.inspect",
     "install": "building.install",
     "plan_build": "building.build",
     "plan_install": "building.install",
     "recommend": "advise.recommendation.engine",
+    "restore": "tailoring.restore",
     "tailor": "tailoring.inputs",
     "verify": "verification.verify",
 }

@@ -499,12 +499,12 @@ class Configuration(Torture):
 
     def _machine(self, dice: random.Random, folder: Path) -> None:
         from torchtailor.advise.host.probe import Recording
-        from torchtailor.advise.host.store import dumps, loads
+        from torchtailor.advise.host.store import loads
 
         data = damage_json(dice.choice(self.machines), dice)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             msgspec.json.decode(data, type=Recording)
-        dumps(loads(data, "machine.json"))
+        msgspec.json.encode(loads(data, "machine.json"))
 
     def _log(self, dice: random.Random, folder: Path) -> None:
         from torchtailor.verification.failures.diagnosis import diagnose

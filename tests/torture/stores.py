@@ -201,7 +201,7 @@ def damage(store: StoreFiles, dice: random.Random, path: Path) -> None:
     """Something else than the file that was there."""
     content = path.read_bytes()
     path.unlink()
-    match dice.randrange(9):
+    match dice.randrange(10):
         case 0:
             path.write_bytes(bytes([content[0] ^ 1]) + content[1:] if content else b"x")
         case 1:
@@ -224,6 +224,29 @@ def damage(store: StoreFiles, dice: random.Random, path: Path) -> None:
             os.chdir(here)
         case 8:
             pass  # it is gone
+        case 9:
+            path.write_bytes(content)
+            os.truncate(path, 1 << 40)  # a hole that nobody can read in a day
+
+
+def damage_folder(dice: random.Random, path: Path, elsewhere: Path) -> None:
+    """Something else than the folder that was there."""
+    shutil.rmtree(path, ignore_errors=True)
+    match dice.randrange(5):
+        case 0:
+            path.write_bytes(b"x")
+        case 1:
+            os.mkfifo(path)
+        case 2:
+            path.symlink_to(dice.choice(("/dev/zero", "nowhere", str(path), "/proc/self/mem")))
+        case 3:
+            if path.parent.name != "store":
+                path.symlink_to(elsewhere)
+            elif os.geteuid() == 0:  # a link in the first place may be one's own
+                path.symlink_to(elsewhere)
+                os.lchown(path, 65534, 65534)
+        case 4:
+            pass
 
 
 class Stores(Torture):
@@ -293,12 +316,29 @@ class DamagedStore(Stores):
 
     def attempt(self, dice: random.Random, folder: Path) -> str:
         store = self.begin(dice, folder)
+        if dice.random() < 0.3:
+            return self._folders(dice, folder, store)
         files = [*store.blobs, *store.records]
         kind, some = dice.choice((("one", 1), ("two", 2), ("three", 3), ("half", len(files) // 2), ("all", len(files))))
         for path in dice.sample(files, some):
             damage(store, dice, path)
         self.end(folder, prove=dice.random() < 0.5)
         return kind
+
+    def _folders(self, dice: random.Random, folder: Path, store: StoreFiles) -> str:
+        """Folders of it lead elsewhere, where old files of somebody else lie, or are none."""
+        elsewhere = folder / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        (elsewhere / "letter").write_text("of somebody else")
+        tops = [store.root / name for name in ("blobs", "records", "tokens")]
+        for path in dice.sample(
+            [*tops, *store.root.glob("blobs/*"), *store.root.glob("records/*")], dice.choice((1, 3))
+        ):
+            if path.parent.is_dir():  # else one above it is gone already
+                damage_folder(dice, path, elsewhere)
+        self.end(folder, prove=dice.random() < 0.5)
+        assert [path.name for path in elsewhere.iterdir()] == ["letter"], "something was written outside of the store"
+        return "folders"
 
 
 def served() -> Iterator[Site]:

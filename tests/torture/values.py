@@ -33,9 +33,9 @@ LINES: dict[str, tuple[str, ...]] = {
     "inspect": ("lib.so",),
     "tailor": (WHEEL, *_CUT, "--dry-run"),
     "image": ("oci:layout", "oci:copy", *_CUT, "--dry-run"),
-    "record": ("--output", "new.trace", "--", "./no-program"),
+    "record": ("--out", "new.trace", "--", "./no-program"),
     "trace show": ("a.trace",),
-    "trace merge": ("a.trace", "--output", "merged.trace"),
+    "trace merge": ("a.trace", "--out", "merged.trace"),
     "run": ("./no-program",),
     "restore": ("--env", "env", "--dry-run"),
     "verify": (WHEEL, "--level", "static", "--plain"),
@@ -67,7 +67,7 @@ FURTHER: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "ci": (("gitlab", "sm90-avx2", "--dry-run", "--publish", "s3://bucket/torch"),),
     "publish": (("--to", "public", "--list"), ("--to", "public", "--prune", "--dry-run")),
-    "tailor": (("--env", "env", *_CUT, "--dry-run"), ("lib.so", "--output", "new.so", *_CUT)),
+    "tailor": (("--env", "env", *_CUT, "--dry-run"), ("lib.so", "--out", "new.so", *_CUT)),
     "verify": (("lib.so", "--gpu", "9.0", "--level", "static"),),
 }
 # What the lines need, made by the commands that make it.

@@ -549,3 +549,9 @@ def test_a_list_of_intact_files_that_several_write_at_once(tmp_path: Path) -> No
     new.share(tmp_path / "intact")
     assert all(new.has((n, n), f"{n:064}") for n in range(500))
     assert not new.has((1, 1), "0" * 64)
+
+
+def test_a_full_disk_is_named_by_a_folder_that_the_user_knows(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem) as caught, disk_errors(tmp_path / ".torchtailor-abc"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert f"The disk is full: {tmp_path} has no room" in caught.value.message

@@ -95,7 +95,7 @@ def test_every_key_changes_with_the_code(tmp_path: Path, key_of: Callable[[Path]
     def keys() -> list[str]:
         return [
             *(key for job in FARM_JOBS for key in job.gives),
-            cut_key("aa", "torch-2.10.0-py3-none-any.whl", Capability.parse("9.0"), Cut().for_job),
+            cut_key("aa", "torch-2.10.0-py3-none-any.whl", (Capability.parse("9.0"),), Cut().for_job),
             hostcode.fingerprint(),
             describe_worker()["torchtailor"],
         ]

@@ -11,7 +11,7 @@ from torchtailor.building.base import Backend, BuildPlan, BuildResult, load_back
 from torchtailor.building.choose import VariantChoice, choose
 from torchtailor.building.ledger.ledger import Ledger
 from torchtailor.catalog import WHEEL, Catalog, load_catalog
-from torchtailor.catalog.variants.select import is_glob, unmatched
+from torchtailor.catalog.variants.select import Names, is_glob, unmatched
 from torchtailor.core.disk import check_output_folder
 from torchtailor.core.errors import UsageError
 from torchtailor.core.progress import Progress
@@ -35,8 +35,8 @@ def build(
     method: str = WHEEL,
     options: object | None = None,
     everything: bool = False,
-    release: str | None = None,
-    python: str | None = None,
+    release: Names = None,
+    python: Names = None,
     cuda: str | None = None,
     out: Path | str = "dist",
     progress: Progress | None = None,
@@ -70,8 +70,8 @@ def plan_build(
     method: str = WHEEL,
     options: object | None = None,
     everything: bool = False,
-    release: str | None = None,
-    python: str | None = None,
+    release: Names = None,
+    python: Names = None,
     cuda: str | None = None,
     out: Path | str = "dist",
     catalog: Catalog | None = None,

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from torchtailor.catalog import WHEEL, Catalog, Dotted
-from torchtailor.catalog.variants import Matrix, Variant, coverage, select
+from torchtailor.catalog.variants import Matrix, Variant, coverage
+from torchtailor.catalog.variants.matrix import ParsedName
+from torchtailor.catalog.variants.select import Names, check_python, find_variants, is_glob, listed
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.pythons import running_python
 
 if TYPE_CHECKING:
     from torchtailor.advise.recommendation.request import Situation
-
-_GLOB_SIGNS = "*?[{"
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def choose(
     selectors: Sequence[str],
     *,
     everything: bool = False,
-    release: str | None = None,
-    python: str | None = None,
+    release: Names = None,
+    python: Names = None,
     cuda: str | None = None,
     method: str = WHEEL,
     glob_release: str | None = None,
@@ -43,25 +43,33 @@ def choose(
 ) -> tuple[VariantChoice, ...]:
     """The variants that the selectors name; a name that several releases share may fall back to an older one.
 
-    A glob is expanded in one release: the one given, else `glob_release`, else the newest. `cuda` leaves out the
-    builds of other toolkits, and `without_gpu` the GPUs of this machine.
+    A glob that names no PyTorch is expanded in the releases given, else in `glob_release`, else in the newest. A name
+    is looked for in each of several releases and Pythons. `cuda` leaves out the builds of other toolkits, and
+    `without_gpu` the GPUs of this machine.
     """
     line = catalog.toolkit(cuda).version if cuda else None
-    chooser = _Chooser(Matrix(catalog), release, python, line, method, glob_release, without_gpu)
+    matrix, releases, pythons = Matrix(catalog), listed(release), listed(python)
+    for one in pythons:
+        check_python(catalog, one)
+    choosers = [
+        _Chooser(matrix, one or None, version or None, line, method, without_gpu)
+        for one in releases or ("",)
+        for version in pythons or ("",)
+    ]
     if everything and selectors:
         raise UsageError("--all and names are mutually exclusive.", "Give one of them.")
     if not selectors and not everything:
-        return (chooser.this_machine(),)
+        return tuple(chooser.this_machine() for chooser in choosers)
+    newest = max(catalog.releases.values(), key=lambda item: item.version).name
     chosen: dict[str, VariantChoice] = {}
     for selector in selectors or ["*"]:
-        found = chooser.matching(selector) if _is_glob(selector) else [chooser.named(selector)]
+        if is_glob(selector):
+            found = choosers[0].matching(selector, releases, pythons, glob_release or newest)
+        else:
+            found = [chooser.named(selector) for chooser in choosers]
         for choice in found:
             chosen.setdefault(choice.variant.unique_name, choice)
     return tuple(chosen.values())
-
-
-def _is_glob(selector: str) -> bool:
-    return any(sign in selector for sign in _GLOB_SIGNS)
 
 
 @dataclass(frozen=True)
@@ -71,28 +79,28 @@ class _Chooser:
     python: str | None
     cuda: Dotted | None
     method: str
-    glob_release: str | None
     without_gpu: bool
 
-    def matching(self, glob: str) -> list[VariantChoice]:
-        """All variants of a glob in one release."""
-        newest = max(self.matrix.catalog.releases.values(), key=lambda item: item.version).name
-        release = self.release or self.glob_release or newest
-        found = [
-            variant
-            for variant in select(self.matrix.variants(release, self.python), [glob])
-            if self._wanted(variant) and self._available(variant)
-        ]
+    def matching(self, glob: str, releases: Sequence[str], pythons: Sequence[str], usual: str) -> list[VariantChoice]:
+        """All variants of a glob."""
+        matching = find_variants(self.matrix, [glob], release=releases, python=pythons, usual_release=usual)
+        found = [variant for variant in matching if self._wanted(variant) and self._available(variant)]
         if not found:
             which = f" with CUDA {self.cuda}" if self.cuda else ""
             raise NoMatchError(
-                f"No variant of release {release}{which} that can be built with --via {self.method} matches {glob!r}.",
+                f"No variant of release {' or '.join(releases) or usual}{which} that can be built with "
+                f"--via {self.method} matches {glob!r}.",
                 f"`torchtailor matrix {glob!r}` lists the variants; --release selects another release.",
             )
         return [VariantChoice(variant, optional=len(found) > 1) for variant in found]
 
     def named(self, name: str) -> VariantChoice:
-        found = self.matrix.resolve(name, via=self.method, release=self.release, python=self.python)
+        try:
+            found = self.matrix.resolve(name, via=self.method, release=self.release, python=self.python)
+        except NoMatchError:
+            if not ParsedName.parse(name).also:
+                find_variants(self.matrix, [name], release=self.release, python=self.python)  # says which part fails
+            raise
         older = [one for one in found.others if one.python == found.variant.python and self._available(one)]
         first, *fallbacks = self._of_cuda(name, [found.variant, *older])
         return VariantChoice(first, tuple(fallbacks), (found.message,) if fallbacks else ())

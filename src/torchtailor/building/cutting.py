@@ -29,11 +29,12 @@ from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 
 _log = logging.getLogger(__name__)
 _OUTCOME = "outcome.json"
+Gpus = tuple[Capability, ...]  # what one wheel is cut for; none: machines without a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class WheelCut:
-    """One wheel for one GPU; `path` is the stock wheel where nothing was cut."""
+    """One wheel for the GPUs of one machine; `path` is the stock wheel where nothing was cut."""
 
     path: Path
     sha256: str
@@ -55,20 +56,26 @@ class Cutter:
         stock: Path,
         sha256: str,
         filename: str,
-        gpus: Sequence[Capability | None],
+        gpus: Sequence[Gpus],
         progress: Progress | None = None,
-        before_cut: Callable[[Sequence[Capability | None]], None] | None = None,
-    ) -> dict[Capability | None, WheelCut]:
+        before_cut: Callable[[Sequence[Gpus]], None] | None = None,
+    ) -> dict[Gpus, WheelCut]:
         """The wheel for each GPU, from the cache or cut now, all in one pass; each is proven before it is cached.
 
-        None is for machines without a GPU.
+        No GPUs are for machines without one.
         A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
         """
         keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
         cuts = {gpu: known for gpu, key in keys.items() if (known := _read(self._cache.made(key), stock)) is not None}
         missing = [gpu for gpu in keys if gpu not in cuts]
         for gpu, key in keys.items():
-            _log.info("%s for %s %s (%s)", filename, gpu, "is in the cache" if gpu in cuts else "will be cut", key[:12])
+            _log.info(
+                "%s for %s %s (%s)",
+                filename,
+                shown_gpus(gpu),
+                "is in the cache" if gpu in cuts else "will be cut",
+                key[:12],
+            )
         if not missing:
             return cuts
         if before_cut:
@@ -78,7 +85,7 @@ class Cutter:
             return _read(folder, stock) is not None
 
         with self._cache.staging() as staging:
-            orders = [WheelOrder(staging / str(gpu), self._cut_for(gpu)) for gpu in missing]
+            orders = [WheelOrder(staging / shown_gpus(gpu), self._cut_for(gpu)) for gpu in missing]
             outcomes = tailor_wheel_each(stock, orders, progress)
             for gpu, order, outcome in zip(missing, orders, outcomes, strict=True):
                 if not outcome.useless_for_target:
@@ -89,20 +96,25 @@ class Cutter:
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
 
-    def _cut_for(self, gpu: Capability | None) -> Cut:
+    def _cut_for(self, gpus: Gpus) -> Cut:
         cut = Cut.of(self._options, processes=self._processes, rules=self._catalog.rules)
-        archs = (TorchArch(gpu),) if gpu else ()
+        archs = tuple(map(TorchArch, gpus))
         return replace(cut, targets=replace(cut.targets, archs=archs, source="variant"))
 
 
-def parse_gpu(text: str) -> Capability | None:
-    """The GPU that a job names: a compute capability, or `none`."""
-    return None if text == NO_GPU else Capability.parse(text)
+def parse_gpus(text: str) -> Gpus:
+    """The GPUs that a job names: a compute capability, several with commas, or `none`."""
+    return () if text == NO_GPU else tuple(map(Capability.parse, text.split(",")))
 
 
-def cut_key(sha256: str, filename: str, gpu: Capability | None, options: JobCut) -> str:
+def shown_gpus(gpus: Gpus) -> str:
+    """The same as a job names them."""
+    return ",".join(map(str, gpus)) or NO_GPU
+
+
+def cut_key(sha256: str, filename: str, gpus: Gpus, options: JobCut) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [code_key(), sha256, filename, str(gpu or NO_GPU)]
+    parts = [code_key(), sha256, filename, shown_gpus(gpus)]
     chosen = msgspec.json.encode(options, order="deterministic")
     return hashlib.sha256("\n".join(parts).encode() + b"\n" + chosen).hexdigest()
 

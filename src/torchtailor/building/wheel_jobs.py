@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.building.cutting import Cutter, WheelCut, cut_key, parse_gpu
+from torchtailor.building.cutting import Cutter, Gpus, WheelCut, cut_key, parse_gpus, shown_gpus
 from torchtailor.building.graph.job import job_key
-from torchtailor.catalog import Capability, Catalog
+from torchtailor.catalog import Catalog
 from torchtailor.code.gpucode.targets import NO_GPU
 from torchtailor.core.disk import DamagedFileError, disk_errors
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, ImpossibleError
@@ -68,13 +68,13 @@ class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
     beside: tuple[SplitWheel, ...] = ()  # of torch, where it is split
 
     def key_for(self, gpu: str) -> str:
-        own = cut_key(self.source, self.filename, parse_gpu(gpu), self.options)
+        own = cut_key(self.source, self.filename, parse_gpus(gpu), self.options)
         others = self.keys_beside(gpu).values()
         return hashlib.sha256("\n".join((own, *others)).encode()).hexdigest() if others else own
 
     def keys_beside(self, gpu: str) -> dict[str, str]:
         """The keys of the other cuts that decide what is required, by project."""
-        capability = parse_gpu(gpu)
+        capability = parse_gpus(gpu)
         return {other.project: cut_key(other.source, other.filename, capability, self.options) for other in self.beside}
 
     @property
@@ -208,9 +208,9 @@ def cut_all(job: CutForGpus, context: JobContext) -> tuple[WheelCut, ...]:
     path = context.locate(sha256, job.filename)
     project = WheelName.parse(Path(job.filename)).project
 
-    def before_cut(gpus: Sequence[Capability | None]) -> None:
+    def before_cut(gpus: Sequence[Gpus]) -> None:
         context.find(sha256, job.filename)
-        names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
+        names = ", ".join(shown_gpus(gpu) if gpu else "machines without a GPU" for gpu in gpus)
         context.progress.stage(f"Cutting {project} for {names}")
 
     done: list[WheelCut] = []
@@ -218,8 +218,8 @@ def cut_all(job: CutForGpus, context: JobContext) -> tuple[WheelCut, ...]:
         options = msgspec.structs.replace(job.options, also=also) if also else job.options
         cutter = Cutter(context.catalog, context.cache, options, processes=context.processes)
         with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
-            cuts = cutter.cut(path, sha256, job.filename, [*map(parse_gpu, gpus)], context.progress, before_cut)
-        context.cuts |= {job.key_for(gpu): cuts.get(parse_gpu(gpu)) for gpu in gpus}
+            cuts = cutter.cut(path, sha256, job.filename, [*map(parse_gpus, gpus)], context.progress, before_cut)
+        context.cuts |= {job.key_for(gpu): cuts.get(parse_gpus(gpu)) for gpu in gpus}
         done += cuts.values()
     return tuple(done)
 

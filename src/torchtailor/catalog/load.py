@@ -111,15 +111,12 @@ class Catalog:
         return self.toolkits[line]
 
     def release(self, name: str) -> Release:
-        """A release by its name (`cuda-13_0`, `2.15`) or PyTorch version (`2.10`, `2.10.0`, `2.14.0`).
-
-        The name of a release with recipes stands for the builds that these include, its version for all.
-        """
+        """A release by its name (`2.15`), PyTorch version (`2.10.0`, `2.14.0`) or branch of recipes (`cuda-13_0`)."""
         if (release := self._releases_by_name.get(name)) is not None:
             return release
         raise NoMatchError(
             f"No release is called {name!r}.",
-            f"Known: {', '.join(self.releases)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
+            f"Known: {', '.join(sorted(self.releases, key=lambda one: self.releases[one].version))}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
 
     def method(self, name: str) -> Method:
@@ -137,7 +134,8 @@ class Catalog:
     @cached_property
     def _releases_by_name(self) -> Mapping[str, Release]:
         """The releases by every name; kept, so that one name means one object."""
-        found = {name: known.of_recipes for name, known in self.releases.items()}
+        found = dict(self.releases)
+        found |= {known.branch: known.of_recipes for known in self.releases.values() if known.branch}
         for release in self.releases.values():
             for one in (release, *map(release.at, release.patches)):
                 found.setdefault(str(one.version), one)
@@ -284,7 +282,7 @@ def _find_release(releases: Mapping[str, Release], name: str) -> Release | None:
     if name in releases:
         return releases[name]
     for release in releases.values():
-        known = {str(release.version).rsplit(".", 1)[0]}
+        known = {release.branch, str(release.version).rsplit(".", 1)[0]} - {""}
         for one in (release, *map(release.at, release.patches)):
             known |= {str(one.version), one.tag}
         if name in known:

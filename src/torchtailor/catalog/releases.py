@@ -111,6 +111,9 @@ class Release(Sourced, frozen=True, kw_only=True):
     """A PyTorch release and the variants of it that are offered."""
 
     name: Annotated[str, Meta(description="The release's name in commands; the key of the row.")]
+    branch: Annotated[
+        str, Meta(description="The branch of its recipes; in commands, the name of the builds that these include.")
+    ] = ""
     version: Annotated[Dotted, Meta(description="The PyTorch version.")]
     pythons: Annotated[
         tuple[PythonVersion, ...], Meta(min_length=1, description="The Pythons it is available for: 3.13, 3.13t.")
@@ -165,18 +168,20 @@ class Release(Sourced, frozen=True, kw_only=True):
             pythons=patch.pythons or self.pythons,
             triton=patch.triton or self.triton,
             builds=tuple(build for build in self.builds if build.label not in patch.without),
+            branch="",
             nixpkgs=None,
             patches=(),
         )
 
-    def name_for(self, build: Build) -> str:
-        """The name under which commands find one of its builds."""
-        return self.name if build.recipes or not self.nixpkgs else str(self.version)
+    @property
+    def recipe_name(self) -> str:
+        """What its recipes are called after."""
+        return self.branch or self.name
 
     @property
     def of_recipes(self) -> Release:
-        """What its name stands for where recipes are named after it: the builds that these include."""
-        return replace(self, builds=tuple(build for build in self.builds if build.recipes)) if self.nixpkgs else self
+        """What the name of its branch stands for: the builds that its recipes include."""
+        return replace(self, builds=tuple(build for build in self.builds if build.recipes))
 
     @property
     def default_python(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from torchtailor.catalog.budgets import Budget
 from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
@@ -99,6 +100,7 @@ class CatalogTables(Strict, frozen=True, kw_only=True):
         str, Meta(description="The index of PyTorch's official wheels; {label} stands for cpu, cu128, ...")
     ] = ""
     tailor: Annotated[TailorSettings, Meta(description="Standing choices for cutting.")] = TailorSettings()
+    budget: Annotated[Budget, Meta(description="Sizes that `diff --budget torchtailor.toml` allows.")] = Budget()
     farm: Annotated[Mapping[str, FarmSettings], Meta(description="Clusters, by the name that --on takes.")] = {}
 
 

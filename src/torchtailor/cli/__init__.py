@@ -18,37 +18,45 @@ if TYPE_CHECKING:
 
 
 class Command(NamedTuple):
-    """One command: the module that holds it, and the line that describes it."""
+    """One command: the module that holds it, the line that describes it, and its heading on the first screen; what few
+    people need is only named there."""
 
     module: str
     summary: str
+    group: str
+    rare: bool = False
 
 
+_CHOOSE, _CUT, _PROGRAM, _BUILD, _SHARE, _MAINTAIN = GROUPS = (
+    "Choose", "Cut what is there", "Cut to one program", "Build and install", "Share", "Check and maintain",
+)  # fmt: skip
 # A row per command, in the order of the pipeline. The module has `command` (a function) or `app` (a group).
 COMMANDS: dict[str, Command] = {
-    "detect": Command("detect", "Describe this machine: CPU, GPUs, driver, tools."),
-    "recommend": Command("recommend", "Show which PyTorch fits a machine, and why others do not."),
-    "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
-    "inspect": Command("inspect", "Show the GPU code inside libraries, wheels, environments and images."),
-    "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
-    "image": Command("image", "Cut a container image for given GPUs: from a registry, an OCI layout or an archive."),
-    "record": Command("record", "Run a program and note which GPU code it loads, and which files it opens."),
-    "trace": Command("trace", "Show and merge traces of what programs use."),
-    "run": Command("launch", "Start a program that loads the GPU code it lacks from packs."),
-    "restore": Command("restore", "Undo an in-place tailoring, or print how to reinstall what cannot be restored."),
-    "verify": Command("verify", "Check an artifact: its GPU code, host code, files, import, and results on the GPU."),
-    "build": Command("build", "Make an installable set of wheels for a variant."),
-    "install": Command("install", "Build if needed, and install into an environment."),
-    "farm": Command("farm", "Check the machines that `build --on` uses."),
-    "ci": Command("ci", "Write a workflow that builds, proves and publishes variants."),
-    "publish": Command("publish", "Add built variants to an index for others."),
-    "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
-    "site": Command("site", "Write a site: pick your hardware, get the command; no server is needed."),
-    "catalog": Command("catalog", "Show what is new on the indexes, and add it to the catalog."),
-    "history": Command("history", "Show every build attempt."),
-    "cache": Command("cache", "Show or empty the cache of wheels."),
-    "doctor": Command("doctor", "Explain why torch does not run, what a message means, or why a build failed."),
-    "help": Command("help", "Show a page of the documentation, or the list of pages."),
+    "recommend": Command("recommend", "Show which PyTorch fits a machine, and why others do not.", _CHOOSE),
+    "detect": Command("detect", "Describe this machine: CPU, GPUs, driver, tools.", _CHOOSE),
+    "matrix": Command("matrix", "List the variants, or explain why one is not possible.", _CHOOSE),
+    "inspect": Command("inspect", "Show the GPU code in libraries, wheels, environments, images.", _CUT),
+    "sizes": Command("sizes", "Show where bytes are, or how a project grew by release.", _CUT),
+    "diff": Command("diff", "Show where two artifacts differ in size; fail over a budget.", _CUT),
+    "tailor": Command("tailor", "Cut out the GPU code that a target cannot run.", _CUT),
+    "image": Command("image", "Cut a container image: in a registry, OCI layout or archive.", _CUT),
+    "restore": Command("restore", "Undo a cut in place, or print how to reinstall.", _CUT),
+    "record": Command("record", "Run a program and note which GPU code and files it uses.", _PROGRAM),
+    "trace": Command("trace", "Show and merge what was recorded.", _PROGRAM),
+    "run": Command("launch", "Start a program that loads the GPU code it lacks from packs.", _PROGRAM),
+    "install": Command("install", "Build if needed, and install into an environment.", _BUILD),
+    "build": Command("build", "Make an installable set of wheels for a variant.", _BUILD),
+    "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes.", _BUILD),
+    "farm": Command("farm", "Check the machines that `build --on` uses.", _BUILD, rare=True),
+    "publish": Command("publish", "Add built variants to an index for others.", _SHARE),
+    "ci": Command("ci", "Write a workflow that builds, proves and publishes variants.", _SHARE),
+    "site": Command("site", "Write a page on which one picks hardware and gets the command.", _SHARE, rare=True),
+    "verify": Command("verify", "Prove an artifact: its code, files, import, results on the GPU.", _MAINTAIN),
+    "doctor": Command("doctor", "Explain why torch does not run, a message, or a failed build.", _MAINTAIN),
+    "history": Command("history", "Show every build attempt.", _MAINTAIN, rare=True),
+    "cache": Command("cache", "Show or empty the cache of wheels.", _MAINTAIN, rare=True),
+    "catalog": Command("catalog", "Show what is new on the indexes, and add it.", _MAINTAIN, rare=True),
+    "help": Command("help", "Show a page of the documentation, or the list of pages.", _MAINTAIN),
 }
 
 HELP_OPTIONS = ("-h", "--help")
@@ -57,15 +65,24 @@ COMPLETE_VARIABLE = "_TORCHTAILOR_COMPLETE"  # set by a shell that asks for comp
 
 
 def help_text() -> str:
-    """What `torchtailor --help` prints; plain text, made from the table."""
+    """What `torchtailor --help` prints in 80 columns; plain text, made from the table."""
     width = max(len(name) for name in COMMANDS)
-    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    parts = []
+    for group in GROUPS:
+        rows = [
+            f"  {name:<{width}}  {command.summary}"
+            for name, command in COMMANDS.items()
+            if command.group == group and not command.rare
+        ]
+        parts.append("\n".join([f"{group}:", *rows]))
+    rare = ", ".join(name for name, command in COMMANDS.items() if command.rare)
     return (
         f"torchtailor {__version__}: makes PyTorch fit one machine.\n\n"
-        f"Usage: torchtailor COMMAND [OPTIONS]\n\nCommands:\n{rows}\n\n"
+        "Usage: torchtailor COMMAND [OPTIONS]\n\n" + "\n\n".join(parts) + "\n\n"
+        f"Seldom needed: {rare} (`torchtailor help commands`).\n\n"
         "Options:\n"
-        "  -v, --verbose         Say on stderr what is done, and why; -vv says more. Also after the command\n"
-        "  --help                Show this, or a command's options: torchtailor COMMAND --help\n"
+        "  -v, --verbose         Say on stderr what is done, and why; -vv says more\n"
+        "  --help                Show this; torchtailor COMMAND --help shows its options\n"
         "  --version             Show the version\n"
         "  --install-completion  Complete commands and options in this shell\n"
         "  --show-completion     Show what --install-completion would add\n"
@@ -95,7 +112,9 @@ def _main(arguments: list[str], *, leave: bool) -> int:
         sys.stdout.flush()
         return 0
     if arguments[0] in ("-V", "--version"):
-        sys.stdout.write(f"torchtailor {__version__}\n")
+        from torchtailor.core.origin import shown_version
+
+        sys.stdout.write(f"torchtailor {shown_version()}\n")
         sys.stdout.flush()
         return 0
     if arguments[0] in COMPLETION_OPTIONS:

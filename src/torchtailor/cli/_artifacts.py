@@ -19,10 +19,11 @@ def artifact_named(
 ) -> Iterator[Artifact]:
     """The artifact for as long as the block runs; of an image what matters is unpacked meanwhile."""
     from torchtailor.tailoring.image.opened import is_image_name, opened_image
-    from torchtailor.trees.artifact.artifact import open_artifact
+    from torchtailor.trees.artifact.conda import opened_artifact
 
     if not is_image_name(name):
-        yield open_artifact(Path(name))
-        return
-    with opened_image(name, platform=platform, insecure=insecure, progress=progress) as artifact:
+        opened = opened_artifact(Path(name))
+    else:
+        opened = opened_image(name, platform=platform, insecure=insecure, progress=progress)
+    with opened as artifact:
         yield artifact

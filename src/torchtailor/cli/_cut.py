@@ -71,7 +71,8 @@ OPTIONS = (
               "--strip/--no-strip", SMALLER),
     CutOption("relr", bool, "Pack relocations: the result needs glibc 2.36 or newer.", panel=SMALLER),
     CutOption("recompress", bool, "Recompress GPU code as zstd (needs driver 550.54 or newer).", panel=SMALLER),
-    CutOption("level", int, "The zstd level of --recompress; 19 where none is given.", panel=SMALLER, range=(1, 22)),
+    CutOption("zstd_level", int, "The level of --recompress; 19 where none is given.", panel=SMALLER, range=(1, 22),
+              choice="level"),
     CutOption("split", bool, "Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
               panel=SMALLER),
     CutOption("workload", list[Path], "Keep what the program of this trace uses, move the rest to packs; may be "
@@ -100,7 +101,6 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "pack"): _IN_WHEELS,
     ("install", "pack"): _IN_WHEELS,
     ("ci", "pack"): _IN_WHEELS,
-    ("ci", "level"): ("the option of `ci` is how far jobs prove", "Write --build-options '--recompress --level 10'."),
     ("image", "split"): (
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",
@@ -177,6 +177,17 @@ def _refusal(command: str, name: str) -> UsageError:
     why, instead = REFUSED[(command, name)]
     written = next(option.written for option in OPTIONS if option.name == name)
     return UsageError(f"{written} is not for `{command}`: {why}.", instead)
+
+
+def say_elsewhere_chosen(given: ChosenCut, cut: Cut) -> None:
+    """What was not written on the command line, and where it is from."""
+    from torchtailor.catalog.load import USER_FILE
+    from torchtailor.cli.ui import err
+
+    if cut.targets.source != "--gpu":
+        err().print(f"Target {cut.targets}, from {cut.targets.source}.", markup=False)
+    if cut.nvidia and "nvidia" not in given.given:
+        err().print(f"--nvidia, from {USER_FILE}.", markup=False)
 
 
 def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:

@@ -47,6 +47,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             "allow_interspersed_args", True
         ):  # else it starts a program with arguments of its own
             _check_filled(arguments)
+        if not arguments and getattr(command, "commands", None) and not command.invoke_without_command:
+            arguments = ["--help"]  # a group alone lists its commands
         with _listening():
             result = command.main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.core.errors import TorchtailorError
+from torchtailor.core.errors import TorchtailorError, UsageError
 
 _WHEELS = "From official wheels (--via wheel)"
 CUT_WHEELS = "How wheels are cut (--via wheel)"
@@ -28,8 +28,11 @@ def method_names(incomplete: str) -> list[str]:
 
 Via = Annotated[str, typer.Option(metavar="wheel|source|nix", autocompletion=method_names, help="The build method.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
-Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
-Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
+Release = Annotated[
+    list[str] | None,
+    typer.Option(help="PyTorch release: 2.15, 2.10, 2.14.0; or a branch of recipes. Several: 2.14,2.15."),
+]
+Python = Annotated[list[str] | None, typer.Option(help="For this Python, such as 3.12 or 3.13t. Several: 3.12,3.13.")]
 Cuda = Annotated[str | None, typer.Option(help="Only builds with this CUDA, such as 13.2.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
@@ -134,7 +137,10 @@ Set = Annotated[
     typer.Option("--set", help="A switch: USE_XNNPACK=0.", rich_help_panel=_SOURCE, metavar="NAME=VALUE"),
 ]
 Jobs = Annotated[
-    str, typer.Option(help="Files to compile in parallel; auto: as many as fit into memory.", rich_help_panel=_SOURCE)
+    str,
+    typer.Option(
+        "--jobs", "-j", help="Files to compile in parallel; auto: as many as fit into memory.", rich_help_panel=_SOURCE
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume/--no-resume", help="Continue where the same build stopped.", rich_help_panel=_SOURCE)
@@ -146,8 +152,8 @@ AutoFix = Annotated[
     int,
     typer.Option(min=0, help="Apply a known safe fix and build again, up to this many times.", rich_help_panel=_SOURCE),
 ]
-Gpus = Annotated[
-    str | None, typer.Option(help="all: one library per ISA for all GPUs, cut for each.", rich_help_panel=_SOURCE)
+AllGpus = Annotated[
+    bool, typer.Option("--all-gpus", help="One library per ISA for all GPUs, cut for each.", rich_help_panel=_SOURCE)
 ]
 SkipCheck = Annotated[
     list[str] | None, typer.Option(help="Build even if this check fails.", rich_help_panel=_SOURCE, metavar="NAME")
@@ -171,6 +177,14 @@ Target = Annotated[
 Ccache = Annotated[
     bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_SOURCE)
 ]
+
+
+def only(option: str, words: list[str] | None) -> str | None:
+    """The value of an option that may be given once; another one would be ignored in silence."""
+    names = listed(words)
+    if len(names) > 1:
+        raise UsageError(f"{option} takes one value here, and {', '.join(names)} were given.", "Give one of them.")
+    return names[0] if names else None
 
 
 def listed(words: list[str] | None) -> tuple[str, ...]:

@@ -48,6 +48,14 @@ GpuRunner = Annotated[
         rich_help_panel=_WHERE,
     ),
 ]
+Login = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="How jobs log in to buckets: oidc (by what they are), or keys (secrets of the repository).",
+        rich_help_panel=_GOES,
+    ),
+]
 Cached = Annotated[
     bool, typer.Option("--cache/--no-cache", help="Keep wheels and objects between runs.", rich_help_panel=_WHERE)
 ]
@@ -109,6 +117,7 @@ def command(
     publish: Publish = None,
     publish_nvidia: PublishNvidia = False,
     branch: Branch = None,
+    login: Login = "oidc",
     out: Out = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -123,7 +132,7 @@ def command(
     from torchtailor.catalog import load_catalog
     from torchtailor.cli import ui
     from torchtailor.cli.build import refuse_of_others
-    from torchtailor.publish.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
+    from torchtailor.publish.ci.plan import CiDivision, CiLevel, CiLogin, CiOptions, CiSystem, plan_ci
     from torchtailor.publish.ci.render import render_ci
 
     refuse_of_others(WHEEL, cut.written, via)
@@ -133,8 +142,8 @@ def command(
         CiSystem(_one_of("The system", system, CiSystem)),
         CiOptions(
             selectors=tuple(variants or ()),
-            release=release,
-            python=python,
+            releases=options.listed(release),
+            pythons=options.listed(python),
             cuda=cuda,
             method=via,
             nvidia=bool(cut.given.get("nvidia")),
@@ -153,6 +162,7 @@ def command(
             branch=branch or "",
             minutes=timeout,
             package=package or "",
+            login=CiLogin(_one_of("--login", login, CiLogin)),
         ),
     )
     if plan.package_path and not Path(plan.package_path).exists():
@@ -189,6 +199,8 @@ def _show(plan: CiPlan, path: Path) -> None:
     jobs = counted(len(plan.jobs), "job")
     proofs = f", {len(plan.proofs)} on GPUs" if plan.proofs else ""
     ui.out().print(f"{path}: {jobs} for {counted(len(plan.every_variant), 'variant')}{proofs}", markup=False)
+    if variables := plan.oidc_variables:
+        ui.err().print(f"It logs in without keys, with the variables {', '.join(variables)}.", markup=False)
     if secrets := plan.secrets(publishes=True):
         ui.err().print(f"It needs the secrets {', '.join(secrets)}.", markup=False)
 

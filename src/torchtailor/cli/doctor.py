@@ -31,7 +31,7 @@ def command(
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Explain why torch does not run, what a message means, or why a build failed."""
+    """Explain why torch does not run, a message, or a failed build."""
     import sys
 
     from torchtailor.cli.ui import print_json

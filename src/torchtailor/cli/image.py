@@ -57,7 +57,9 @@ def command(
     platform: Annotated[
         str | None,
         typer.Option(
-            metavar="OS/ARCH", help="Only this image of an index, such as linux/arm64.", rich_help_panel=_PLACES
+            metavar="OS/ARCH",
+            help="Only this image of an index, such as linux/arm64; all, which is the default, cuts each.",
+            rich_help_panel=_PLACES,
         ),
     ] = None,
     insecure: Annotated[
@@ -72,12 +74,20 @@ def command(
             rich_help_panel=_PLACES,
         ),
     ] = False,
+    attest: Annotated[
+        bool,
+        typer.Option(
+            "--attest",
+            help="Attach how it was cut (SLSA provenance) and what is in it (CycloneDX).",
+            rich_help_panel=_PLACES,
+        ),
+    ] = False,
     jobs: _options.CutJobs = 0,
     dry_run: _options.CutDryRun = False,
     json: _options.Json = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
-    """Cut a container image for given GPUs: from a registry, an OCI layout or an archive."""
+    """Cut a container image: in a registry, OCI layout or archive."""
     from torchtailor.cli.ui import ProgressBar, err, out, print_json
     from torchtailor.core.disk import check_output
     from torchtailor.core.errors import UsageError
@@ -88,8 +98,7 @@ def command(
     from torchtailor.tailoring.image.options import ImageOptions
 
     chosen = cut_for(cut.given.get("gpu", ()), **cut.choices, dry_run=dry_run, processes=jobs)
-    if chosen.targets.source != "--gpu":
-        err().print(f"Target {chosen.targets}, from {chosen.targets.source}.", markup=False)
+    _cut.say_elsewhere_chosen(cut, chosen)
     to_pipe = parse_reference(destination).is_pipe and not dry_run
     if to_pipe and json:
         raise UsageError(
@@ -99,7 +108,7 @@ def command(
     if html:
         check_output(html)
     packing = LayerCompression(compress.value) if compress else None
-    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia)
+    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia, attest)
     with ProgressBar(quiet=json) as bar:
         report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:
@@ -131,8 +140,6 @@ def _print(report: ImageReport, console: Console) -> None:
         return
     what = "" if report.differs else ", the same image: there was nothing to cut"
     console.print(f"{report.destination} is {report.digest}{what} ({took}).", markup=False)
-    if report.differs:
-        console.print("Signatures of the stock image do not hold for it: sign it again where that is required.")
 
 
 def _print_tables(image: ImageResult, console: Console) -> None:

@@ -15,13 +15,19 @@ if TYPE_CHECKING:
     from torchtailor.code.gpucode.files import CodeFile
     from torchtailor.code.gpucode.report import ImageGroup, LibraryReport
     from torchtailor.verification.inspection.inspection import Droppable, Inspection
+    from torchtailor.verification.inspection.kernels import KernelRow
+    from torchtailor.verification.inspection.unused import UnusedCode
+
+
+_LITTLE = 100_000  # bytes of GPU code
 
 
 def command(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH", help="Shared libraries, wheels, folders, environments; images as docker://, oci: and so on."
+            metavar="PATH",
+            help="Shared libraries, wheels, conda packages, folders, environments; images as docker:// or oci:.",
         ),
     ],
     gpu: Annotated[
@@ -31,14 +37,26 @@ def command(
     platform: _options.ImagePlatform = None,
     insecure: _options.ImageInsecure = False,
     detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="List the functions inside GPU code and host code by their bytes.")
+    ] = False,
+    unused: Annotated[bool, typer.Option("--unused", help="List code that no GPU loads, and what avoids it.")] = False,
+    only: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="With --kernels: names or architectures with this in them.")
+    ] = "",
+    top: Annotated[int, typer.Option("--top", min=1, help="With --kernels: so many rows.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:
-    """Show the GPU code inside libraries, wheels, environments and images."""
+    """Show the GPU code in libraries, wheels, environments, images."""
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
-    from torchtailor.cli.ui import ProgressBar, err, print_json
+    from torchtailor.cli.ui import ProgressBar, err, out, print_json
+    from torchtailor.verification.inspection.document import inspect_document
     from torchtailor.verification.inspection.inspect import inspect
+    from torchtailor.verification.inspection.kernels import merged
+    from torchtailor.verification.inspection.measure import Wanted, measure
+    from torchtailor.verification.inspection.unused import repeated
 
     with ProgressBar(quiet=json) as bar, ExitStack() as stack:
         artifacts = [
@@ -46,10 +64,21 @@ def command(
             for path in paths
         ]
         inspection = inspect(artifacts, gpus=gpu or (), progress=bar)
+        wanted = Wanted(kernels=kernels, use=unused)
+        sizes = [measure(artifact, wanted, progress=bar) for artifact in artifacts] if kernels or unused else []
+    rows = [row for one in sizes for row in one.kernels if only in row.name or only in row.code]
+    use = {library: found for one in sizes for library, found in one.use.items()}
+    left = [code for found in use.values() for code in found.unused] + [*repeated(use)]
     if json:
-        print_json("inspect", inspection.document)
+        loaded = [row for found in use.values() for row in found.loaded]
+        print_json("inspect", inspect_document(inspection, kernels=rows, unused=left, loaded=loaded))
     else:
         _print(inspection, detail=detail)
+        if kernels:
+            out().print(_kernel_table(merged(rows), top))
+        if unused:
+            for shown in _unused(left):
+                out().print(shown, markup=False)
     for skipped in inspection.damaged:
         err().print(f"warning: skipped {skipped.reason}", markup=False)
     return ExitCode.BAD_INPUT if inspection.damaged else ExitCode.OK
@@ -60,7 +89,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
 
     with_code = [library for library in inspection.libraries if library.has_code]
     if len(with_code) > 1:
-        out().print(_library_table(inspection, with_code))
+        out().print(_library_table(inspection, with_code, detail=detail))
     for library in with_code if detail or len(with_code) == 1 else ():
         out().print(_architecture_table(library.architectures, title=library.name))
     if len(with_code) > 1:
@@ -71,7 +100,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
         out().print(line, markup=False)
 
 
-def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -> object:
+def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *, detail: bool) -> object:
     from torchtailor.cli.ui import human_bytes, table
     from torchtailor.code.gpucode.fitness import gpu_fit
 
@@ -79,7 +108,10 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
     for device in inspection.devices:
         columns += [f"On {device}", "Saves"]
     rows = []
-    for library in sorted(libraries, key=lambda library: library.stored, reverse=True):
+    ordered = sorted(libraries, key=lambda library: library.stored, reverse=True)
+    small = [library for library in ordered if library.stored < _LITTLE]
+    small = small if len(small) > 1 and not detail else []
+    for library in ordered[: len(ordered) - len(small)]:
         row = [
             library.name,
             human_bytes(library.size),
@@ -93,7 +125,13 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
             row.append("in packs" if in_packs else gpu_fit(library, device, inspection.rules).verdict)
             row.append(human_bytes(inspection.saved(library, device)))
         rows.append(row)
-    return table(columns, rows)
+    if small:
+        sizes = [sum(one.size for one in small), sum(one.stored for one in small), sum(one.raw for one in small)]
+        row = [f"{len(small)} others", *map(human_bytes, sizes), f"{sum(one.images for one in small)}", ""]
+        for device in inspection.devices:
+            row += ["", human_bytes(sum(inspection.saved(one, device) for one in small))]
+        rows.append(row)
+    return table(columns, rows, optional=("Raw", "Images", "Size", "Architectures"), paths=True)
 
 
 def _file_table(files: Sequence[CodeFile]) -> object:
@@ -127,7 +165,7 @@ def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
         ]
         for group in groups
     ]
-    return table(columns, rows, title=title)
+    return table(columns, rows, title=title, optional=("Sections", "Compression"))
 
 
 def _counts(pairs: Iterable[tuple[str, int]]) -> str:
@@ -151,6 +189,50 @@ def _short(groups: Sequence[ImageGroup]) -> str:
             number = f"{group.target.capability.number}{group.target.suffix.value}"
             by_kind.setdefault(words[group.target.kind], []).append(number)
     return ", ".join(f"{kind} {' '.join(names)}" for kind, names in by_kind.items())
+
+
+def _kernel_table(rows: Sequence[KernelRow], top: int) -> object:
+    """The largest; sizes are those of unpacked code."""
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.core.format import counted
+
+    shown = [
+        [
+            f"{row.name} ({row.unit})" if row.unit else row.name,
+            row.code,
+            f"{row.functions}",
+            *(human_bytes(size) if size else "" for size in (row.text, row.constants, row.tables)),
+            human_bytes(row.size),
+        ]
+        for row in rows[:top]
+    ]
+    if rest := rows[top:]:
+        functions, size = f"{sum(row.functions for row in rest)}", human_bytes(sum(row.size for row in rest))
+        shown.append([counted(len(rest), "more name"), "", functions, "", "", "", size])
+    columns = ["Kernel", "Code for", "Functions", "Code", "Constants", "Tables", "Unpacked"]
+    return table(columns, shown, optional=["Constants", "Tables", "Code", "Functions"])
+
+
+def _unused(left: Sequence[UnusedCode]) -> Iterable[object]:
+    """Code that no GPU loads, by reason and architecture, and what a build can do about it."""
+    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.verification.inspection.unused import Why
+
+    sums: dict[tuple[str, Why], dict[str, int]] = {}
+    for code in left:
+        sizes = sums.setdefault((code.library.rpartition("/")[2], code.why), {})
+        sizes[code.code] = sizes.get(code.code, 0) + code.size
+    if not sums:
+        yield "All GPU code is loaded by some GPU."
+        return
+    rows = [
+        [library, why.value, human_bytes(sum(sizes.values())), ", ".join(sorted(sizes, key=lambda name: -sizes[name]))]
+        for (library, why), sizes in sorted(sums.items(), key=lambda pair: -sum(pair[1].values()))
+    ]
+    yield table(["Library", "Not loaded", "Stored", "Code for"], rows)
+    for why in Why:
+        if size := sum(sum(sizes.values()) for (_, own), sizes in sums.items() if own is why):
+            yield f"{human_bytes(size)} {why.value}: {why.meaning}. To avoid it: {why.remedy}."
 
 
 def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
@@ -181,12 +263,12 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
     from torchtailor.cli.ui import human_bytes
     from torchtailor.code.gpucode.fitness import only_ptx
 
-    for gpu in inspection.gpus:
+    for gpu in inspection.gpus if with_code or not inspection.never_cut else ():
         if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
@@ -202,6 +284,16 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
             yield only_ptx(number, str(gpu.capability))
 
 
+def _never_cut(inspection: Inspection) -> Iterable[str]:
+    """What there is of other platforms."""
+    from torchtailor.cli.ui import human_bytes
+    from torchtailor.core.format import counted
+
+    for name, (number, size) in inspection.never_cut.items():
+        noun = counted(number, name, name.replace("library", "libraries") if "library" in name else "")
+        yield f"{noun} with {human_bytes(size)} of GPU code, which is shown here and never cut."
+
+
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
     from torchtailor.cli.ui import human_bytes
     from torchtailor.core.format import counted
@@ -214,11 +306,13 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     size = sum(library.size for library in libraries)
     images = sum(library.images for library in with_code)
     raw = sum(library.raw for library in with_code)
-    noun = "library" if len(libraries) == 1 else "libraries"
-    yield (
-        f"{len(libraries)} {noun} of {human_bytes(size)}; {len(with_code)} with GPU code: "
-        f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
-    )
+    yield from _never_cut(inspection)
+    if libraries or not inspection.files:
+        whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
+        yield (
+            f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "
+            f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
+        )
     if moved := [library for library in with_code if library.moved]:
         containers = counted(sum(library.moved for library in moved), "container")
         where = counted(len(moved), "library", "libraries")

@@ -49,8 +49,8 @@ def command(
     planned = plan_install(
         variant,
         into=into,
-        release=release,
-        python=python,
+        release=options.only("--release", release),
+        python=options.only("--python", python),
         out=out,
         companions=tuple(companions or ()),
         **cut.choices,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
+from torchtailor.cli import _options as options
+from torchtailor.core.errors import ExitCode, UsageError
 from torchtailor.core.format import counted
 
 if TYPE_CHECKING:
@@ -18,10 +19,14 @@ def command(
         list[str] | None,
         typer.Argument(metavar="GLOB", help="Names, with globs and braces: 'sm{80,90}-*'."),
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Only this release: main, cuda-13_0, 2.15, 2.10.0.")] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="Only these releases: 2.15, 2.10, 2.14.0, cuda-13_0.")
+    ] = None,
     gpu: Annotated[list[str] | None, typer.Option(help="Only these GPUs: sm90, 9.0, 'RTX 4090', cpu.")] = None,
     cpu: Annotated[list[str] | None, typer.Option(help="Only these instruction sets: avx2, 'avx512*'.")] = None,
-    python: Annotated[str | None, typer.Option(help="This Python instead of 3.13, or `all`.")] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(help="These Pythons instead of the release's usual one, or `all`.")
+    ] = None,
     why: Annotated[
         str | None, typer.Option(help="Explain whether this variant is possible, and how it is built.")
     ] = None,
@@ -33,7 +38,7 @@ def command(
     from torchtailor.catalog import load_catalog
     from torchtailor.catalog.variants import Matrix, find_variants
     from torchtailor.catalog.variants import table as tables
-    from torchtailor.catalog.variants.select import unmatched
+    from torchtailor.catalog.variants.select import NothingMatchesError, unmatched
     from torchtailor.cli._age import say_if_old
     from torchtailor.cli.ui import err, out, print_json, table
 
@@ -45,16 +50,18 @@ def command(
     if why is not None:
         from torchtailor.catalog.variants.why import explain
 
-        if globs or gpu or cpu or csv or markdown or python == "all":
+        version = options.only("--python", python)
+        if globs or gpu or cpu or csv or markdown or version == "all":
             raise UsageError("--why explains one name.", "Only --release, --python and --json can be combined with it.")
-        explanation = explain(matrix, why, release=release, python=python)
+        explanation = explain(matrix, why, release=options.only("--release", release), python=version)
         print_json("matrix-why", explanation) if json else out().print(explanation.text, markup=False)
         return ExitCode.OK if explanation.possible or explanation.instead else ExitCode.IMPOSSIBLE
-    chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
-    if not chosen:
+    try:
+        chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
+    except NothingMatchesError:
         if json:  # still one document, for whoever reads it
             print_json("matrix", tables.MatrixTable(0, ()))
-        raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
+        raise
     for name in () if gpu or cpu else unmatched(chosen, globs or ()):
         err().print(f"warning: {name} matches no variant.", markup=False, soft_wrap=True)
     rows = tuple(tables.row(catalog, variant) for variant in chosen)

@@ -60,7 +60,8 @@ def write(
     release: Annotated[
         list[str] | None,
         typer.Option(
-            "--release", help="main, cuda-12_9, cuda-13_0 (from wheels also 2.11 to 2.15) or all; may be repeated."
+            "--release",
+            help="2.8, 2.9, 2.10 (main, cuda-12_9, cuda-13_0), from wheels all others too, or all; may be repeated.",
         ),
     ] = None,
     python: Annotated[list[str] | None, typer.Option("--python", help="3.11 to 3.14; may be repeated.")] = None,
@@ -89,14 +90,14 @@ def write(
     from torchtailor.nix.blueprint import BlasChoice
     from torchtailor.nix.report import write_lines
     from torchtailor.nix.wheels import WheelPins
-    from torchtailor.nix.write import write_recipes
+    from torchtailor.nix.write import plan_trees
 
     catalog = load_catalog()
     companions = _options.listed(with_)
     wheels = WheelPins(catalog) if from_ is Made.WHEELS else None
     if wheels is None and nvidia:
         raise UsageError("--nvidia is for --from wheels.", "Recipes from source compile for one GPU only.")
-    plans = write_recipes(
+    plans = plan_trees(
         catalog,
         folder,
         releases=release or (),
@@ -108,8 +109,9 @@ def write(
         wheels=wheels,
         nvidia=nvidia,
         force=force,
-        dry_run=dry_run,
     )
+    for plan in () if dry_run else plans:
+        plan.apply()
     if json:
         ui.print_json("recipes-write", {"trees": plans})
     else:
@@ -157,7 +159,7 @@ def migrate(
         bool, typer.Option("--prune-unlisted", help="Delete recipes that the release's matrix does not have.")
     ] = False,
     replace_pin: Annotated[
-        bool, typer.Option("--replace-pin", help="Replace a nixpkgs revision that the catalog does not know.")
+        bool, typer.Option("--replace-pin", help="Replace nixpkgs revisions that the catalog does not know.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff/--no-diff", help="Show what changes in each recipe.")] = True,
     release: OneRelease = None,

@@ -10,7 +10,7 @@ import typer
 
 from torchtailor.advise.recommendation.request import Workload
 from torchtailor.catalog.methods import Basis
-from torchtailor.cli._options import method_names
+from torchtailor.cli._options import method_names, only
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ def command(
     jetpack: Annotated[str | None, typer.Option(help="The JetPack of a Jetson: 6.2, 7.2.")] = None,
     workload: Annotated[Workload, typer.Option(help="What the CPU mostly has to do.")] = Workload.GENERAL,
     python: Annotated[
-        str | None, typer.Option(help="The Python version; by default the environment's, or 3.13 for another machine.")
+        list[str] | None,
+        typer.Option(help="The Python; by default the environment's, or 3.13 for another machine."),
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="Environment to install into, whose Python is used; default: the active one.")
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
+    release: Annotated[list[str] | None, typer.Option(help="Only this release: 2.15, 2.10, 2.14.0.")] = None,
     via: Annotated[
         str | None,
         typer.Option(
@@ -64,12 +65,13 @@ def command(
     say_if_old(catalog)
     here = source is None and not gpu and cpu is None
     environment = into or (active_environment() if here else None)
-    choices = (python, release, via, driver, jetpack)
+    version, wanted = only("--python", python), only("--release", release)
+    choices = (version, wanted, via, driver, jetpack)
     found_by_install = here and choices == (None,) * len(choices) and workload is Workload.GENERAL
-    if python is None and environment is not None:
-        python = python_of_environment(environment)
-    if python is None and here:
-        python = running_python()  # which `install` takes for a new environment
+    if version is None and environment is not None:
+        version = python_of_environment(environment)
+    if version is None and here:
+        version = running_python()  # which `install` takes for a new environment
     answer = recommend(
         load(source) if source is not None else None,
         gpus=gpu or (),
@@ -77,8 +79,8 @@ def command(
         driver=driver,
         jetpack=jetpack,
         workload=workload,
-        python=python,
-        release=release,
+        python=version,
+        release=wanted,
         method=via,
         into=str(into) if into else ".venv" if here and environment is None else None,
         here=found_by_install,
@@ -114,18 +116,19 @@ def _lines(answer: Recommendation, catalog: Catalog, *, explain: bool) -> Iterat
     yield Text(f"Machine: {answer.machine}")
     for note in answer.notes:
         yield Text(f"Note: {note}", style="yellow")
-    if answer.best is not None:
-        yield Text.assemble("Variant: ", (answer.best.variant, "bold"))
-        for reason in answer.best.reasons[1:]:
+    if (best := answer.best) is not None:
+        yield Text.assemble("Variant: ", (best.variant, "bold"))
+        for reason in best.reasons[1:]:
             yield Text(f"{_POINT}{reason}")
     if answer.upgrades:
         yield from _heading("Upgrades")
         for upgrade in answer.upgrades:
             yield Text(f"{_POINT}{upgrade.text}")
     if answer.per_gpu:
-        yield from _heading("Per GPU")
+        together = best is not None and len(best.gpus) > 1
+        yield from _heading("Or an environment for each" if together else "Per GPU")
         yield from _picks(answer.per_gpu)
-    if answer.alternatives:
+    if answer.alternatives and (explain or best is None):
         yield from _heading("Alternatives")
         for alternative in answer.alternatives:
             yield from _alternative(alternative)
@@ -151,13 +154,15 @@ def _answer(answer: Recommendation, catalog: Catalog) -> Iterator[Text]:
     yield _to_copy(answer.command, "bold green")
     cuda = f"with CUDA {best.cuda}" if best.cuda else "without CUDA"
     method = catalog.method(best.method)
-    how = ", cut to the code that this GPU runs" if _cut(answer) else ""
+    which = "these GPUs run" if len(best.gpus) > 1 else "this GPU runs"
+    how = f", cut to the code that {which}" if _cut(answer) else ""
     phrase = f"from the official wheel{how}" if method.basis is Basis.WHEEL else method.phrase
     why = best.reasons[0].removeprefix(f"PyTorch {best.pytorch} is ")
     yield Text(f"PyTorch {best.pytorch} {cuda} for Python {best.python}, {phrase}: {why}")
-    if best.variant not in answer.command:
-        text = "The indexes were not looked at: where they do not have it, this installs the newest release they have."
-        yield Text(text, style="dim")
+    if method.basis is Basis.WHEEL:
+        here = best.variant not in answer.command
+        instead = "this installs the newest release they have" if here else "--why lists older releases that run"
+        yield Text(f"The indexes were not looked at: where they do not have it, {instead}.", style="dim")
 
 
 def _cut(answer: Recommendation) -> bool:
@@ -184,11 +189,16 @@ def _others(answer: Recommendation) -> Iterator[Text]:
 def _how_to_see_others(answer: Recommendation) -> Iterator[Text]:
     from rich.text import Text
 
-    counts = [(len(answer.other_variants), "that also run"), (len(answer.rejected), "that do not")]
+    own = len(answer.alternatives) if answer.best else 0
+    counts = [
+        (len(answer.other_variants), "that also run"),
+        (len(answer.rejected), "that do not"),
+        (own, "of your own"),
+    ]
     parts = [f"{count} {what}" for count, what in counts if count]
     if parts:
         yield Text()
-        yield Text(f"Other variants: {' and '.join(parts)}. Add --why to list them.")
+        yield Text(f"Other variants: {', '.join(parts)}. Add --why to list them.")
 
 
 def _heading(text: str) -> Iterator[Text]:

@@ -22,7 +22,7 @@ def record(
         list[str] | None, typer.Argument(metavar="-- PROGRAM ARGUMENTS", help="The program to run.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="TRACE", help="The trace to write, such as app.trace.")
+        Path | None, typer.Option("--out", "-o", metavar="TRACE", help="The trace to write, such as app.trace.")
     ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add to the trace what else this run uses.")] = False,
     misses: Annotated[

@@ -17,7 +17,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Undo an in-place tailoring, or print how to reinstall what cannot be restored."""
+    """Undo a cut in place, or print how to reinstall."""
     from torchtailor.cli.ui import ProgressBar, human_bytes, out, print_json
     from torchtailor.core.format import counted
     from torchtailor.tailoring.restore import Restored, restore

@@ -19,7 +19,7 @@ def command(
     json: _options.Json = False,
     quiet: _options.Quiet = False,
 ) -> None:
-    """Write a site: pick your hardware, get the command; no server is needed.
+    """Write a page on which one picks hardware and gets the command.
 
     index.html asks for the hardware and answers as `torchtailor recommend` does: the page runs the same code, compiled,
     and needs neither a server nor a network. matrix.html, gpus.html and cpus.html are the catalog as tables. Rows of

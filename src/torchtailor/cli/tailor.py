@@ -11,10 +11,12 @@ import typer
 from torchtailor.cli import _cut, _options
 
 if TYPE_CHECKING:
+    from torchtailor.surgery.result import LibraryResult
     from torchtailor.tailoring.inputs import TailorReport
     from torchtailor.tailoring.result import TailorResult
 
 _IN_PLACE = "In place"
+_LITTLE = 100_000  # bytes
 
 
 @_cut.takes_cut("tailor")
@@ -26,7 +28,7 @@ def command(
     output: Annotated[
         str | None,  # a Path forgets the / at its end
         typer.Option(
-            "--output",
+            "--out",
             "-o",
             metavar="OUT",
             help="The new file or folder; for wheels, or with a / at its end, a folder.",
@@ -60,13 +62,12 @@ def command(
         return
     gpus = cut.given.get("gpu", ())
     options = cut_for(gpus, **cut.choices, keep_removed=keep_removed, dry_run=dry_run, processes=jobs)
-    if options.targets.source != "--gpu":
-        err().print(f"Target {options.targets}, from {options.targets.source}.", markup=False)
+    _cut.say_elsewhere_chosen(cut, options)
     with ProgressBar(quiet=json) as bar:
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
         print_json("tailor", report.document)
-    elif report.results:
+    elif not all(result.foreign for result in report.results):
         _print(report)
     for failure in report.failures[1:]:
         err().print(f"error: {failure.error.message}", markup=False)
@@ -93,11 +94,7 @@ def _print(report: TailorReport) -> None:
     results = report.results
     changed = [library for result in results for library in result.changed]
     if changed:
-        rows = [
-            [library.path, *_sizes(library.size_before, library.size_after), ", ".join(library.kept)]
-            for library in sorted(changed, key=lambda library: library.size_before, reverse=True)
-        ]
-        out().print(table(["Library", "Before", "After", "Left", "GPU code kept"], rows))
+        out().print(table(["Library", "Before", "After", "Left", "GPU code kept"], _library_rows(changed), paths=True))
     if len(results) > 1:
         inputs = [
             [result.source.name, *_sizes(result.size_before, result.size_after), _done(result)] for result in results
@@ -112,9 +109,7 @@ def _print(report: TailorReport) -> None:
         _warn(result)
     _print_leftovers(report)
     saved = max(sum(library.saved for library in changed), 0)  # code that lies in small pieces leaves zeros
-    verb = "Would save" if report.options.dry_run else "Saved"
-    targets, seconds = report.options.targets, human_seconds(report.seconds)
-    out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
+    targets = report.options.targets
     if kept := sum(result.removed_size for result in results):
         packs = 0 if report.options.packs or report.options.no_pack else sum(library.pack_size for library in changed)
         gained = human_bytes(max(saved - kept - packs, 0))
@@ -129,6 +124,28 @@ def _print(report: TailorReport) -> None:
         if number := report.only_ptx(device):
             out().print(only_ptx(number, str(device)), markup=False)
     _print_nvidias(results)
+    size = sum(library.size_before for result in results for library in result.libraries)
+    verb = "Would save" if report.options.dry_run else "Saved"
+    saving = f"{verb} {human_bytes(saved)} of libraries for {targets} in {human_seconds(report.seconds)}"
+    before, after, left = _sizes(size, size - saved)
+    out().print(f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}.", markup=False)
+
+
+def _library_rows(changed: Sequence[LibraryResult]) -> list[list[str]]:
+    """A row for each library, and one for all of which little is cut out."""
+    from torchtailor.core.format import counted
+
+    ordered = sorted(changed, key=lambda library: library.size_before, reverse=True)
+    small = [library for library in ordered if library.saved < _LITTLE]
+    shown = [library for library in ordered if library not in small] if len(small) > 1 else ordered
+    rows = [
+        [library.path, *_sizes(library.size_before, library.size_after), ", ".join(library.kept)] for library in shown
+    ]
+    if len(shown) < len(ordered):
+        sizes = _sizes(sum(one.size_before for one in small), sum(one.size_after for one in small))
+        more = f"{len(small)} others" if shown else counted(len(small), "library", "libraries")
+        rows.append([more, *sizes, ""])
+    return rows
 
 
 def _print_nvidias(results: Sequence[TailorResult]) -> None:

@@ -40,7 +40,7 @@ def merge_command(
         list[Path],
         typer.Argument(metavar="INPUT", help="Traces, folders that TORCHTAILOR_RECORD named, and misses.tsv files."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="TRACE", help="The trace to write.")],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="TRACE", help="The trace to write.")],
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Make one trace of several, or of what processes recorded."""

@@ -58,7 +58,7 @@ def command(
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
-    """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
+    """Prove an artifact: its code, files, import, results on the GPU."""
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
@@ -130,6 +130,8 @@ class _VerifyBar(Progress):
     def reading(self, library: str) -> None:
         if self._plain:
             self._say(f"Reading {library} ...")
+        else:
+            self._bar.reading(library)
 
     def stage(self, what: str) -> None:
         from torchtailor.cli.ui import err

@@ -25,7 +25,7 @@ from typing import IO, BinaryIO
 
 import platformdirs
 
-from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, UsageError
 
 CACHE_VARIABLE = "TORCHTAILOR_CACHE"
 STATE_VARIABLE = "TORCHTAILOR_STATE"
@@ -112,7 +112,7 @@ def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Ite
         hint = f"{unchanged} Choose another place or run it as its owner."
         if error.errno in _FULL:
             raise EnvironmentProblem(
-                f"The disk is full: {folder} has no room for the output.",
+                f"The disk is full: {_known_place(folder)} has no room for the output.",
                 f"{unchanged} Free some space and run it again.",
             ) from error
         if error.errno == errno.EROFS:
@@ -141,6 +141,24 @@ def check_replaceable(path: Path) -> None:
             f"{path} is not a file: it would be replaced, not written to.",
             "Give the name of a file; a dry run (--dry-run) writes nothing.",
         )
+
+
+_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS of linux/fs.h
+_FIXED = 0x10 | 0x20  # immutable, append only
+
+
+def why_fixed(path: Path) -> str:
+    """Why a file cannot be replaced, whatever its mode; empty where it can."""
+    for one in (path, path.parent):
+        with suppress(OSError):  # not there, or a file system without flags
+            descriptor = os.open(one, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                flags = fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))
+            finally:
+                os.close(descriptor)
+            if int.from_bytes(flags[:4], "little") & _FIXED:
+                return f"{one} is immutable (chattr)"
+    return "" if os.access(path.parent, os.W_OK | os.X_OK) else f"{path.parent} cannot be written to"
 
 
 def _is_stream(path: Path) -> bool:
@@ -285,6 +303,15 @@ def plain_file(path: Path, *, follow: bool = False) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """The same as a file of Python's, by whatever links; a pipe, device or folder is a BadInputError."""
+    try:
+        with plain_file(path, follow=True) as descriptor:
+            return os.fdopen(os.dup(descriptor), "rb")
+    except DamagedFileError as error:
+        raise BadInputError(f"{path} is not a plain file.", "Check that it is the right file.") from error
 
 
 def write_at(fd: int, at: int, data: bytes) -> int:

@@ -10,6 +10,7 @@ attributes of it that they read:
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -38,6 +39,14 @@ def document(shape: type[Document], result: object, **more: object) -> Document:
 def plain(value: object) -> Any:
     """What JSON has for a value; paths, versions and the like are their text."""
     return msgspec.to_builtins(value, enc_hook=str, order="deterministic")
+
+
+def json_text(values: object, *, indent: int = -1) -> str:
+    """Plain values as JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
+    try:
+        return msgspec.json.format(msgspec.json.encode(values), indent=indent).decode()
+    except UnicodeEncodeError:  # Python reads such names back
+        return json.dumps(values, indent=indent if indent > 0 else None)
 
 
 def schema_parts(shape: type) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 7
     NETWORK = 8
     BUILD_FAILED = 9
+    OVER_BUDGET = 10
     INTERRUPTED = 130
 
 
@@ -40,6 +41,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.ENVIRONMENT: "the machine lacks something: a tool, disk, memory, permission",
     ExitCode.NETWORK: "an index or server could not be used",
     ExitCode.BUILD_FAILED: "a build was started and failed",
+    ExitCode.OVER_BUDGET: "`diff --budget`: a size or its growth exceeds the budget",
     ExitCode.INTERRUPTED: "stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP); run the same command to resume",
 }
 

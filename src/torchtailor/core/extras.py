@@ -6,6 +6,12 @@ from importlib import import_module
 from typing import Any
 
 from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.origin import requirement
+
+
+def how_to_add(extra: str) -> str:
+    """What to do where an extra is missing."""
+    return f"Install torchtailor with its extra: `pip install '{requirement(extra)}'`."
 
 
 def need_module(module: str, *, extra: str, purpose: str) -> Any:
@@ -16,5 +22,5 @@ def need_module(module: str, *, extra: str, purpose: str) -> Any:
         package = module.partition(".")[0].replace("_", "-")
         raise EnvironmentProblem(
             f"{purpose} the Python package {package}, which is not installed.",
-            f"Install torchtailor with its extra: `pip install 'torchtailor[{extra}]'`.",
+            how_to_add(extra),
         ) from error

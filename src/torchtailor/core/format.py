@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 
 def human_bytes(size: float) -> str:
@@ -33,6 +34,17 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, for a report or a page."""
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(cells)} |" for cells in ([_in_cell(text) for text in row] for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
 # what a terminal acts upon, or what makes text read otherwise than it is: C0 and C1, bidirectional marks, surrogates
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -40,6 +52,11 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u
 def printable(text: str) -> str:
     """Text from elsewhere as it may be shown: what a terminal would obey is spelt out, such as `\\x1b`."""
     return _INVISIBLE.sub(_spelt, text)
+
+
+def printable_json(text: str) -> str:
+    """A JSON document with that escaped, which it may be in any text of it."""
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _spelt(match: re.Match[str]) -> str:

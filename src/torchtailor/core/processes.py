@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.progress import SizedJob
 
 _log = logging.getLogger(__name__)
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
@@ -32,13 +33,6 @@ class Slots(Protocol):
     def acquire(self) -> bool: ...
 
     def release(self) -> None: ...
-
-
-class SizedJob(Protocol):
-    """Work on so many bytes."""
-
-    @property
-    def size(self) -> int: ...
 
 
 JobT = TypeVar("JobT", bound=SizedJob)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeVar, cast
+
+JobT = TypeVar("JobT", bound="SizedJob")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +91,26 @@ class Progress:
 
     def nix_progress(self, progress: NixProgress) -> None:
         """A build with Nix has advanced."""
+
+
+class SizedJob(Protocol):
+    """A part of long work."""
+
+    @property
+    def size(self) -> int: ...
+
+
+def followed(
+    jobs: Sequence[JobT], work: Iterable[tuple[JobT, ResultT]], progress: Progress
+) -> Iterator[tuple[JobT, ResultT]]:
+    """The results of jobs as they come; meanwhile the progress knows how much is done, and the largest file of which
+    there is no result yet: large ones are begun first."""
+    waiting = {id(job): job for job in sorted(jobs, key=lambda job: job.size, reverse=True)}
+    for job, result in chain([(None, None)], work):
+        if job is not None:
+            progress.advance(job.size)
+            waiting.pop(id(job), None)
+        if name := getattr(next(iter(waiting.values()), None), "name", ""):
+            progress.reading(name.rpartition("/")[2])
+        if job is not None:
+            yield job, cast("ResultT", result)

@@ -6,6 +6,7 @@ and what is read is checked against its SHA-256, and only plain files are opened
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,10 +36,11 @@ from torchtailor.core.disk import (
     remove_abandoned,
     write_atomically,
 )
-from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError, UsageError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, TorchtailorError, UsageError
 from torchtailor.core.trust import Limit, read_limited
 from torchtailor.core.urls import local_path, redact
 
+_REMOVE = "Find out who has put it there, and remove it."
 _KEPT = "What is in the store is whole; run the same command again to add the rest."
 _OTHER_TYPE = "application/octet-stream"
 _PAGE = "index.html"  # that a web server shows for a folder
@@ -109,10 +111,10 @@ class Store(Protocol):
     def create(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> bool:
         """The same where there is no such file; False where there is one, which stays."""
 
-    def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
+    def fetch_file(self, path: str, sha256: str, target: Path, *, most: int | None = None) -> Path | None:
         """A file on this machine: where it lies, or downloaded to `target`, read-only; None where there is none.
 
-        One without this hash is a DamagedFileError.
+        One without this hash, or with more than `most` bytes, is a DamagedFileError.
         """
 
     def remove(self, path: str) -> None: ...
@@ -182,17 +184,20 @@ class FolderStore:
 
     def read(self, path: str) -> bytes | None:
         def plain() -> bytes:
-            with plain_file(self.root / path) as descriptor:
+            with plain_file(self._place(path)) as descriptor:
                 return read_limited(descriptor, Limit.PAGE)
 
         return self._reading(plain)
 
     def exists(self, path: str) -> bool:
-        return (self.root / path).is_file()
+        try:
+            return self._place(path).is_file()
+        except FileNotFoundError:
+            return False
 
     def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
         try:
-            return self.fetch_file(path, sha256, self.root) is not None
+            return self.fetch_file(path, sha256, self.root, most=size) is not None
         except DamagedFileError:
             return False
 
@@ -212,31 +217,36 @@ class FolderStore:
 
     def create(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> bool:
         """Nobody else writes meanwhile: folders have locks."""
-        if (self.root / path).exists():
+        if self.exists(path):
             return False
         self.put_bytes(content, path, content_type)
         return True
 
-    def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
-        place = self.root / path
-
+    def fetch_file(self, path: str, sha256: str, target: Path, *, most: int | None = None) -> Path | None:
         def check() -> Path:
+            place = self._place(path)
             with plain_file(place) as descriptor:
+                if most is not None and os.fstat(descriptor).st_size > most:
+                    raise DamagedFileError(place)  # perhaps a hole of terabytes, which nobody wants to read
                 check_intact(place, sha256, descriptor)
             return place
 
         return self._reading(check)
 
     def remove(self, path: str) -> None:
-        place = self.root / path
         with disk_errors(self.root, unchanged=_KEPT), suppress(FileNotFoundError):
+            place = self._place(path)
             _remove(place)
             if self._alone:
                 with suppress(OSError):  # other files are still in it
                     place.parent.rmdir()
 
     def files(self, folder: str) -> Iterator[StoredFile]:
-        for path in sorted((self.root / folder).rglob("*")):
+        try:
+            top = self._real_folder(folder)
+        except FileNotFoundError:
+            return
+        for path in sorted(top.rglob("*")):
             if path.is_file():
                 status = path.stat()  # a new name of an old file (a hard link) is a change of its status
                 yield StoredFile(path.relative_to(self.root).as_posix(), status.st_size, status.st_ctime)
@@ -280,13 +290,42 @@ class FolderStore:
     @contextmanager
     def _writing(self, path: str) -> Iterator[Path]:
         """The place of a file, in a folder that is there; what is there and is no plain file is damage, and goes."""
-        place = self.root / path
         with disk_errors(self.root, unchanged=_KEPT):
-            place.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
+            place = self._place(path, make=True)
             with suppress(FileNotFoundError):
                 if not stat.S_ISREG(place.lstat().st_mode):
                     _remove(place)
             yield place
+
+    def _place(self, path: str, *, make: bool = False) -> Path:
+        folder, _, name = path.rpartition("/")
+        return self._real_folder(folder, make=make) / name
+
+    def _real_folder(self, path: str, *, make: bool = False) -> Path:
+        """A folder of the store, which no link leads out of; with `make`, what is there instead of one is damage, and
+        goes. Only the first one may be on another disk, by a link that this user or root has made."""
+        folder = self.root
+        for name in PurePosixPath(path).parts:
+            folder /= name
+            if _is_folder(folder, may_link=folder.parent == self.root):
+                continue
+            if not make:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+            with suppress(FileNotFoundError, IsADirectoryError):  # somebody else was quicker
+                folder.unlink()
+            folder.mkdir(exist_ok=True)
+        return folder
+
+
+def _is_folder(path: Path, *, may_link: bool) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        return may_link and status.st_uid in (0, os.geteuid()) and path.is_dir()
+    return stat.S_ISDIR(status.st_mode)
 
 
 def _remove(path: Path) -> None:
@@ -323,11 +362,27 @@ class RemoteStore:
         self._root = root.rstrip("/")
 
     def read(self, path: str) -> bytes | None:
-        def work() -> bytes:
-            content: bytes = self._system.cat_file(self._at(path))
-            return content
+        return self._explained("read", lambda: self._read(path))
 
-        return self._explained("read", work)
+    def _read(self, path: str) -> bytes:
+        """No more than any page or record has: who writes there may have put anything there."""
+        try:
+            content: bytes = self._system.cat_file(self._at(path), start=0, end=Limit.PAGE + 1)
+        except (FileNotFoundError, PermissionError):
+            raise
+        except Exception:  # some refuse a range of an empty file
+            if not self._is_empty(path):
+                raise
+            return b""
+        if len(content) > Limit.PAGE:
+            raise BadInputError(f"{path} in the store {self.shown} is larger than {Limit.PAGE >> 20} MB.", _REMOVE)
+        return content
+
+    def _is_empty(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            facts = self._system.info(self._at(path))
+            return bool(facts.get("type") == "file" and facts.get("size") == 0)
+        return False
 
     def exists(self, path: str) -> bool:
         return bool(self._explained("read", lambda: self._system.exists(self._at(path))))
@@ -374,7 +429,7 @@ class RemoteStore:
             extra = {"ContentType": content_type} if self._s3 else {}
             with suppress(FileExistsError):  # perhaps ours: an answer was lost, and it was sent again
                 self._system.pipe_file(self._at(path), content, mode="create", **extra)
-            return bool(self._system.cat_file(self._at(path)) == content)
+            return self._read(path) == content
 
         return bool(self._explained("written to", work))
 
@@ -383,13 +438,15 @@ class RemoteStore:
         bucket, _, key = self._at(folder).partition("/")
         self._system.call_s3("put_object", Bucket=bucket, Key=key, Body=content, ContentType=content_type)
 
-    def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
+    def fetch_file(self, path: str, sha256: str, target: Path, *, most: int | None = None) -> Path | None:
         def work() -> Path:
             hasher = hashlib.sha256()
             with self._system.open(self._at(path), "rb") as reader, new_file(target, mode=0o444) as writer:
                 while piece := reader.read(_PIECE):
                     hasher.update(piece)
                     writer.write(piece)
+                    if most is not None and writer.tell() > most:
+                        raise DamagedFileError(target)
                 if hasher.hexdigest() != sha256:
                     raise DamagedFileError(target)
             return target

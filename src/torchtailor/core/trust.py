@@ -36,6 +36,7 @@ _URL = r"\A(?:https?://[^\s<>\"'\x00-\x1f\x7f]{1,4000})?\Z"
 Sha256 = Annotated[str, msgspec.Meta(pattern=_SHA256, description="64 hexadecimal digits")]
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_NAME, description="a plain file name")]
 Label = Annotated[str, msgspec.Meta(pattern=_LABEL, description="a plain name")]
+Gpus = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,2}\.[0-9](,[0-9]{1,2}\.[0-9])*\Z", description="capabilities")]
 PinnedRequirement = Annotated[
     str, msgspec.Meta(pattern=_REQUIREMENT, description="NAME==VERSION or NAME[EXTRA]==VERSION")
 ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 __version__ = "0.1.0"
+# Whether the package index has torchtailor under its name. Until then messages, pages (`make docs`) and workflows
+# install it from its repository at a commit: whoever takes the name could put anything there.
+PUBLISHED = False
 
 
 @cache

@@ -7,6 +7,7 @@ import math
 import netrc
 import os
 import random
+import re
 import ssl
 import threading
 import time
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 _PAGE_LIMIT = 64 << 20
 _STEP = 1 << 20
 _SMALL_RESPONSE = 60.0  # seconds
+_SLOWEST = 1000  # bytes a second of a download, over this many seconds
+_WINDOW = 60.0
 _PROXY = "Check the proxy and its login in PIP_PROXY, http_proxy or https_proxy: http://USER:PASSWORD@HOST:PORT."
 _SLOW = "Try again later, or use another index."
 
@@ -91,6 +94,10 @@ class UnreachableError(NetworkError):
     def __init__(self, message: str, hint: str = "", *, lasting: bool = False) -> None:
         super().__init__(message, hint)
         self.lasting = lasting
+
+
+class TooSlowError(UnreachableError):
+    """A response that would go on for days."""
 
 
 class Client:
@@ -319,6 +326,45 @@ def read_some(
         if time.monotonic() > give_up:
             raise UnreachableError(f"{redact(url)} sends too slowly: {size} bytes in {seconds:.0f} seconds.", _SLOW)
     return b"".join(parts)
+
+
+def read_pieces(response: urllib3.BaseHTTPResponse, shown: str) -> Iterator[bytes]:
+    """A body of any size as it comes; a server that sends next to nothing for a minute is given up."""
+    began, size = time.monotonic(), 0
+    while part := response.read1(_STEP, decode_content=False):
+        yield part
+        size += len(part)
+        now = time.monotonic()
+        if now - began > _WINDOW:
+            if size < _SLOWEST * _WINDOW:
+                raise TooSlowError(f"{shown} comes too slowly: {size} bytes in {now - began:.0f} seconds.", _SLOW)
+            began, size = now, 0
+
+
+def is_slow(error: NetworkError) -> bool:
+    """Whether the server sent next to nothing, and not even broke off."""
+    return isinstance(error, TooSlowError) or isinstance(error.__cause__, urllib3.exceptions.TimeoutError)
+
+
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)(?:/(?:([0-9]{1,18})|\*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """Which bytes of a file a response has, the last one included, and the size of the file, as far as it says so."""
+
+    first: int | None = None
+    last: int | None = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> ContentRange:
+        found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+        return cls(*(int(part) if part else None for part in found.groups())) if found else cls()
+
+    @classmethod
+    def part(cls, start: int, end: int, size: int) -> ContentRange:
+        return cls(start, end - 1, size)
 
 
 def worth_retrying(error: NetworkError) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +21,22 @@ from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkEr
 from torchtailor.core.progress import Progress
 from torchtailor.core.trust import Limit, is_sha256, read_limited
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, UnreachableError, wait_before, worker_threads, worth_retrying
+from torchtailor.fetch.client import (
+    Client,
+    ContentRange,
+    UnreachableError,
+    is_slow,
+    read_pieces,
+    wait_before,
+    worker_threads,
+    worth_retrying,
+)
 from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 20
 PARALLEL = 6
+_FRUITFUL = 1 << 20  # bytes that a slow attempt must bring for others to follow without an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,7 @@ class Downloader:
         return self._cache.locate(sha256, file.filename) if sha256 else None
 
     def _download(self, file: WheelAddress, part: Path, progress: Progress) -> Fetched:
-        """Retry until the file is whole; attempts that bring no bytes are counted, any progress resets the count."""
+        """Retry until the file is whole; attempts that bring no bytes are counted, and slow ones with few."""
         _log.info("downloading %s, %s of %s bytes are here", file.shown, part.stat().st_size, file.size or "?")
         progress.started(file.filename, file.size, part.stat().st_size)
         received = fruitless = 0
@@ -156,7 +164,8 @@ class Downloader:
             except NetworkError as error:
                 if self._stop.is_set():
                     raise _Stopped from error
-                fruitless = 0 if part.stat().st_size > before else fruitless + 1
+                enough = _FRUITFUL if is_slow(error) else 1
+                fruitless = 0 if part.stat().st_size - before >= enough else fruitless + 1
                 if not worth_retrying(error) or fruitless > self._client.settings.retries:
                     raise
                 self._pause(wait_before(fruitless, error))
@@ -183,12 +192,12 @@ class Downloader:
                 headers["If-Range"] = state.etag
         with self._client.open(file.url, headers, accept=(200, 206, 416)) as response, part.open("r+b") as out:
             if response.status == 416:
-                if have and _total(response) == have:
+                if have and ContentRange.of(response.headers).size == have:
                     return 0  # the part is whole already
                 _restart(out, part, file, progress)
                 raise UnreachableError(f"{file.shown} refused the range that was requested.")
             start = have if response.status == 206 else 0
-            if response.status == 206 and not _starts_at(response, have):
+            if response.status == 206 and ContentRange.of(response.headers).first != have:
                 _restart(out, part, file, progress)
                 raise UnreachableError(f"{file.shown} sent another range than was requested.")
             if start != have:
@@ -201,7 +210,7 @@ class Downloader:
     def _copy(self, file: WheelAddress, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: Progress) -> int:
         received = 0
         try:
-            for chunk in response.stream(_CHUNK, decode_content=False):
+            for chunk in read_pieces(response, file.shown):
                 if self._stop.is_set():
                     raise _Stopped
                 out.write(chunk)
@@ -264,16 +273,6 @@ def _restart(out: IO[bytes], part: Path, file: WheelAddress, progress: Progress)
 def _discard(part: Path) -> None:
     part.write_bytes(b"")
     part.with_suffix(".json").unlink(missing_ok=True)
-
-
-def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
-    return found is not None and int(found[1]) == offset
-
-
-def _total(response: urllib3.BaseHTTPResponse) -> int | None:
-    found = re.fullmatch(r"bytes \*/([0-9]{1,18})", response.headers.get("content-range", ""))
-    return int(found[1]) if found else None
 
 
 def _keep_state(part: Path, response: urllib3.BaseHTTPResponse) -> None:

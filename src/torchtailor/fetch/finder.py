@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,41 +42,46 @@ class Finder:
         self.cache = cache
         self.client = client or Client(settings)
         self._facts = FactsReader(self.client, cache, offline=settings.offline)
-        self._pages: dict[tuple[IndexLocation, str], tuple[WheelFile, ...]] = {}
+        self._pages: dict[tuple[IndexLocation, str], tuple[WheelFile, ...] | None] = {}  # None: it has no such page
         self._refused: dict[tuple[IndexLocation, str], StatusError] = {}  # projects that an index may not have
         self._known_facts: dict[str, Facts] = {}
         self._unreachable: dict[str, NetworkError] = {}  # hosts that are not asked again
+        self._open: dict[IndexLocation, bool] = {}  # whether an index lets us read at all
         self._lock = threading.Lock()
 
     def with_index(self, source: IndexLocation) -> Finder:
         """A finder with one more index; pages and metadata that were read are kept."""
         more = Finder(self.settings.with_index(source), self.cache, self.client)
         more._pages, more._refused = self._pages, self._refused
-        more._known_facts, more._unreachable = self._known_facts, self._unreachable
+        more._known_facts, more._unreachable, more._open = self._known_facts, self._unreachable, self._open
         return more
 
     def all_files(self, project: str) -> tuple[WheelFile, ...]:
         """Every wheel of a project, for all platforms, location by location."""
         name = canonicalize_name(project)
         listed = {source: self._list_if_there(source, name) for source in self.settings.sources}
-        left_out = self._left_out(listed)
+        left_out = self._left_out(name)
         return tuple(file for source, files in listed.items() if source not in left_out for file in files)
 
     def notes(self, projects: Iterable[str]) -> tuple[str, ...]:
-        """What to say of packages that several indexes have: which one was used."""
-        shared: dict[tuple[IndexLocation, ...], list[str]] = {}
+        """What to say of packages that several indexes have, or may have: which one was used."""
+        shared: dict[str, list[str]] = {}
         for name in map(canonicalize_name, projects):
             having = self._having(name)
-            if len(having) > 1:
-                shared.setdefault(having, []).append(name)
+            first, behind = having[0].shown if having else "", ", ".join(index.shown for index in having[1:])
+            refusing = ", ".join(index.shown for index in self._ranked_indexes() if (index, name) in self._refused)
+            if behind and self.settings.strategy is IndexStrategy.FIRST_INDEX:
+                shared.setdefault(f"taken from {first}, the first to have it, not from {behind}.", []).append(name)
+            elif behind:
+                text = f"on {first} and on {behind}: the newest is taken, whoever made it."
+                shared.setdefault(text, []).append(name)
+            if refusing and having:
+                text = f"taken from {first}; {refusing} answered 403, which may hide a package of that name."
+                shared.setdefault(text, []).append(name)
         said = []
-        for (first, *others), names in shared.items():
+        for text, names in shared.items():
             which, verb = " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))), "are" if names[1:] else "is"
-            behind = ", ".join(index.shown for index in others)
-            if self.settings.strategy is IndexStrategy.FIRST_INDEX:
-                said.append(f"{which} {verb} taken from {first.shown}, the first to have it, not from {behind}.")
-            else:
-                said.append(f"{which} {verb} on {first.shown} and on {behind}: the newest is taken, whoever made it.")
+            said.append(f"{which} {verb} {text}")
         return tuple(said)
 
     def elsewhere(self, project: str) -> str | None:
@@ -91,45 +96,61 @@ class Finder:
         )
 
     def _having(self, name: NormalizedName) -> tuple[IndexLocation, ...]:
-        """The configured indexes that have a project, in their order."""
-        return tuple(index for index in self._ranked_indexes() if self._list_if_there(index, name))
+        """The configured indexes that have a project, in their order; with uv, one that has nothing but source
+        archives of it has it too: else a wheel of that name on the next one would replace them."""
+        indexes = self._ranked_indexes()
+        for index in indexes:
+            self._list_if_there(index, name)
+        return tuple(index for index in indexes if self._pages.get((index, name)) is not None)
 
     def _ranked_indexes(self) -> tuple[IndexLocation, ...]:
         """The indexes that are configured, in their order."""
         return tuple(one for one in self.settings.indexes if one not in self.settings.own)
 
-    def _left_out(self, listed: Mapping[IndexLocation, tuple[WheelFile, ...]]) -> frozenset[IndexLocation]:
+    def _left_out(self, name: NormalizedName) -> frozenset[IndexLocation]:
         """The indexes behind the first that has the package: a newer version there may be anybody's."""
         if self.settings.strategy is IndexStrategy.UNSAFE_BEST_MATCH:
             return frozenset()
-        having = [one for one in self._ranked_indexes() if listed[one]]
-        return frozenset(having[1:])
+        return frozenset(self._having(name)[1:])
 
     def _list_if_there(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...]:
         """The wheels of a project in one location; none where its answer may mean that it has none."""
         try:
             return self.list(source, name)
         except StatusError as error:
-            if source.kind is LocationKind.INDEX and error.may_mean_absent:
+            if source.kind is LocationKind.INDEX and error.may_mean_absent and self._is_open(source):
                 with self._lock:
                     self._refused[source, name] = error
                 return ()
             raise
 
+    def _is_open(self, source: IndexLocation) -> bool:
+        """Whether an index that refuses one page lets us read its first one: one that refuses that too may have the
+        package, and the next index somebody else's of that name."""
+        if source in self.settings.own:
+            return True
+        if source not in self._open:
+            try:
+                self.client.get(source.url)
+                self._open[source] = True
+            except StatusError as error:
+                self._open[source] = not error.may_mean_absent
+        return self._open[source]
+
     def list(self, source: IndexLocation, project: str) -> tuple[WheelFile, ...]:
         """The wheels of a project in one location."""
         name = canonicalize_name(project)
         with self._lock:
-            known = self._pages.get((source, name))
+            asked = (source, name) in self._pages
             refused = self._refused.get((source, name))
         if refused is not None:
             raise refused
-        if known is None:
+        if not asked:
             listed = self._index_page(source, name) if source.kind is LocationKind.INDEX else self._links(source)
-            known = tuple(file for file in listed if file.name == name)
+            found = None if listed is None else tuple(file for file in listed if file.name == name)
             with self._lock:
-                self._pages[source, name] = known
-        return known
+                self._pages[source, name] = found
+        return self._pages[source, name] or ()
 
     def fitting(self, project: str, target: Target) -> tuple[WheelFile, ...]:
         """The wheels that the target can install, best first: version, then tags, then build, then location."""
@@ -172,13 +193,14 @@ class Finder:
         with worker_threads(_PARALLEL) as pool:
             list(pool.map(one, files))
 
-    def _index_page(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...]:
+    def _index_page(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...] | None:
+        """The wheels of a project; None where the index does not have it."""
         folder = source.local_path
         if folder is not None:
             return _local_page(folder / name, source)
         return self._read_page(source.project_url(name), source)
 
-    def _links(self, source: IndexLocation) -> tuple[WheelFile, ...]:
+    def _links(self, source: IndexLocation) -> tuple[WheelFile, ...] | None:
         path = source.local_path
         if path is not None:
             if path.is_file():
@@ -186,11 +208,11 @@ class Finder:
             return list_folder(path, source) if path.is_dir() else ()
         return self._read_page(source.url, source)
 
-    def _read_page(self, url: str, source: IndexLocation) -> tuple[WheelFile, ...]:
+    def _read_page(self, url: str, source: IndexLocation) -> tuple[WheelFile, ...] | None:
         """The wheels of a page; it is kept only if there are any: one that arrived damaged must be asked for again."""
         kept = self._kept_page(url)
         page = self._fetch_page(url, kept)
-        files = parse_page(page.body, page.content_type, page.url, source) if page else ()
+        files = parse_page(page.body, page.content_type, page.url, source) if page else None
         if files and page is not kept:
             self.cache.write_note("pages", url, msgspec.msgpack.encode(page))
         return files
@@ -223,10 +245,10 @@ class Finder:
             return None
 
 
-def _local_page(folder: Path, source: IndexLocation) -> tuple[WheelFile, ...]:
+def _local_page(folder: Path, source: IndexLocation) -> tuple[WheelFile, ...] | None:
     """A project of an index in a local folder."""
     for filename, content_type in (("index.json", JSON_TYPE), ("index.html", "text/html")):
         path = folder / filename
         if path.is_file():
             return parse_page(read_limited(path, Limit.PAGE), content_type, path.resolve().as_uri(), source)
-    return list_folder(folder, source) if folder.is_dir() else ()
+    return list_folder(folder, source) if folder.is_dir() else None

@@ -20,7 +20,7 @@ from torchtailor.core.errors import BadInputError, NetworkError
 from torchtailor.core.trust import Limit
 from torchtailor.core.urls import redact
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, StatusError, UnreachableError
+from torchtailor.fetch.client import Client, ContentRange, StatusError, UnreachableError
 from torchtailor.fetch.pages import WheelAddress, WheelFile
 from torchtailor.trees.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
@@ -175,13 +175,11 @@ class RangeFile(io.RawIOBase):
             if isinstance(error, UnreachableError):
                 raise
             raise _no_ranges(url) from error
-        found = re.fullmatch(
-            r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", answer.headers.get("content-range", "")
-        )
-        if not found or int(found[2]) - int(found[1]) + 1 != len(answer.body) or int(found[2]) + 1 != int(found[3]):
+        sent = ContentRange.of(answer.headers)
+        if sent.size is None or sent != ContentRange.part(sent.size - len(answer.body), sent.size, sent.size):
             raise _no_ranges(url)
-        self.size = int(found[3])
-        self._blocks.append((int(found[1]), answer.body))
+        self.size = sent.size
+        self._blocks.append((sent.size - len(answer.body), answer.body))
 
     def seekable(self) -> bool:
         return True
@@ -217,10 +215,8 @@ class RangeFile(io.RawIOBase):
         if self._fetched > _TABLE_LIMIT:
             raise NetworkError(f"The table of {redact(self._url)} is larger than any real wheel's.", "Do not use it.")
         answer = self._client.get_range(self._url, f"bytes={start}-{last - 1}", last - start)
-        if (
-            len(answer.body) != last - start
-            or answer.headers.get("content-range") != f"bytes {start}-{last - 1}/{self.size}"
-        ):
+        sent = ContentRange.of(answer.headers)
+        if len(answer.body) != last - start or sent != ContentRange.part(start, last, self.size):
             raise NetworkError(f"The server of {redact(self._url)} sent another range than was requested.")
         self._blocks.append((start, answer.body))
         return answer.body[: end - start]

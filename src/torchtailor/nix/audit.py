@@ -47,17 +47,25 @@ class AuditReport:
     recipes: int
     evaluated: int  # recipes that Nix was run on
     findings: tuple[AuditFinding, ...]
+    package: str = ""
 
     @property
     def errors(self) -> int:
-        return sum(finding.severity is Severity.ERROR for finding in self.findings)
+        return self._count(Severity.ERROR)
 
     @property
     def warnings(self) -> int:
-        return len(self.findings) - self.errors
+        return self._count(Severity.WARNING)
+
+    @property
+    def notes(self) -> int:
+        return self._count(Severity.NOTE)
+
+    def _count(self, severity: Severity) -> int:
+        return sum(finding.severity is severity for finding in self.findings)
 
     def passed(self, *, strict: bool = False) -> bool:
-        return not (self.findings if strict else self.errors)
+        return not (self.errors or (strict and self.warnings))
 
 
 class AuditedTree(Struct):
@@ -65,10 +73,12 @@ class AuditedTree(Struct):
 
     root: Path
     release: Annotated[str, Meta(description="empty if it is not certain")]
+    package: Annotated[str, Meta(description="of a folder that is no tree of recipes but nixpkgs' own torch")]
     recipes: int
     evaluated: Annotated[int, Meta(description="recipes that Nix was run on; the others were only read")]
     errors: int
     warnings: int
+    notes: int
     findings: tuple[AuditFinding, ...]
 
 
@@ -101,23 +111,27 @@ def audit(
 
 def audit_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditReport:
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    context.require_recipes()
     evaluated = sum(recipe.evaluation is not None for recipe in context.recipes)
-    release = context.release.name if context.identified.certain else ""
-    return AuditReport(tree.root, release, len(context.recipes), evaluated, audit_context(context))
+    release = context.release.recipe_name if context.identified.certain else ""
+    return AuditReport(tree.root, release, len(context.recipes), evaluated, audit_context(context), context.package)
 
 
 def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:
     """The findings of every rule, in the order of files and lines."""
     findings = []
     for rule in RULES.values():
-        found: list[tuple[Path, int, str]] = []
+        found: list[tuple[Severity, Path, int, str]] = []
         if rule.on_tree:
-            found += rule.on_tree(context)
+            found += [(rule.severity, *where) for where in rule.on_tree(context)]
         if rule.on_recipe:
             for recipe in context.recipes:
-                found += [(recipe.path, line, message) for line, message in rule.on_recipe(recipe, context)]
-        for path, line, message in found:
-            findings.append(AuditFinding(rule.id, rule.severity, context.tree.shown(path), line, message, rule.fix))
+                places = list(rule.on_recipe(recipe, context))
+                noted = bool(places and rule.note_if and rule.note_if(recipe, context))
+                severity = Severity.NOTE if noted else rule.severity
+                found += [(severity, recipe.path, line, message) for line, message in places]
+        for severity, path, line, message in found:
+            findings.append(AuditFinding(rule.id, severity, context.tree.shown(path), line, message, rule.fix))
     return tuple(sorted(set(findings), key=lambda item: (item.file, item.line, item.rule, item.message)))
 
 

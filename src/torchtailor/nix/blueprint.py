@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.variants.variant import Variant
@@ -47,8 +49,14 @@ class Blueprint:
 
     @property
     def pin(self) -> NixpkgsRow:
-        assert self.variant.release.nixpkgs is not None
-        return self.pins.nixpkgs(self.variant.release.nixpkgs)
+        """The release's nixpkgs, or the one that a migration kept, of which only PyTorch's version is assumed."""
+        release = self.variant.release
+        assert release.nixpkgs is not None
+        row = self.pins.nixpkgs(release.nixpkgs)
+        if not self.kept.nixpkgs:
+            return row
+        version = str(release.version)
+        return replace(row, rev=self.kept.nixpkgs, sha256=self.kept.nixpkgs_sha256, torch=version, cuda={})
 
     @cached_property
     def upgrade(self) -> SourceRow | None:
@@ -127,6 +135,15 @@ class Blueprint:
             lines.append(f"Triton, which torch.compile uses: {self.pin.triton} of nixpkgs; {expects}")
         lines += [f"Disabled: {_join(row.parts)}, which {row.why}" for row in self.without]
         return tuple(lines)
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The comments at the top of its file, below the first line."""
+        pin = self.kept.nixpkgs
+        own = (
+            (f"nixpkgs: {pin[:12]}, kept from the recipe that this was; torchtailor has not checked it",) if pin else ()
+        )
+        return (*self.long_description, *own, *(("", *self.kept.comments) if self.kept.comments else ()))
 
     @property
     def _magma_patch(self) -> str:

@@ -12,7 +12,7 @@ from torchtailor.core.errors import UsageError
 from torchtailor.nix.pins import Pins
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.tree import RecipeTree
-from torchtailor.nix.write import recipe_releases, written_release
+from torchtailor.nix.write import written_release
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class TreeRelease:
 def identify(catalog: Catalog, pins: Pins, tree: RecipeTree, recipes: Sequence[Recipe]) -> TreeRelease:
     """The release it was written for, else the one with the version of PyTorch that its recipes build."""
     for written in written_release(tree):
-        if written in catalog.releases:
-            return TreeRelease(catalog.releases[written])
-    releases = [catalog.releases[name] for name in recipe_releases(catalog)]
+        found = [release for release in catalog.releases.values() if release.recipe_name == written]
+        if found:
+            return TreeRelease(found[0])
+    releases = [release for release in catalog.releases.values() if release.nixpkgs]
     versions: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     for recipe in recipes:
@@ -57,7 +58,7 @@ def identify(catalog: Catalog, pins: Pins, tree: RecipeTree, recipes: Sequence[R
     if len(versions) > 1:
         return TreeRelease(nearest, f"its recipes build several versions of PyTorch: {listed}.")
     if versions:
-        has = ", ".join(f"{release.name} ({release.version})" for release in releases)
+        has = ", ".join(f"{release.recipe_name} ({release.version})" for release in releases)
         return TreeRelease(nearest, f"its recipes build PyTorch {listed}, which no release has: {has}.")
     because = f": nixpkgs {', '.join(unknown)} is unknown" if unknown else ""
     return TreeRelease(nearest, f"the version of PyTorch that its recipes build is not known{because}.")
@@ -83,10 +84,10 @@ def _by_cuda(releases: Sequence[Release], recipes: Sequence[Recipe]) -> Release:
     """The release with most of the recipes' CUDA versions; the newest of several."""
     names = [recipe.recipe_name.parsed for recipe in recipes if recipe.recipe_name]
     score = Counter(
-        release.name
+        release.recipe_name
         for release in releases
         for name in names
         if name.cuda and any(str(build.cuda) == name.cuda for build in release.cuda_builds if build.recipes)
     )
     best = max(score.values(), default=0)
-    return next(release for release in reversed(releases) if score[release.name] == best)
+    return next(release for release in reversed(releases) if score[release.recipe_name] == best)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from torchtailor.catalog.load import Catalog
@@ -22,7 +24,7 @@ from torchtailor.nix.nix import has_nix
 from torchtailor.nix.nixlibrary import library_files, library_from
 from torchtailor.nix.own import own_parts
 from torchtailor.nix.pins import KEPT_NAME, KeptRow, kept_text
-from torchtailor.nix.recipe import Recipe
+from torchtailor.nix.recipe import ARCHIVE, PinUse, Recipe
 from torchtailor.nix.render import environment_files, render, rerender
 from torchtailor.nix.rules import AuditContext, Severity
 from torchtailor.nix.rules.names import fits_isa
@@ -68,7 +70,9 @@ class MigratedRow:
     name: str
     status: MigrationStatus
     reason: str
+    nixpkgs: Annotated[str, Meta(description="its own revision, which the catalog does not know, so was not checked")]
     exports: Mapping[str, str]
+    comments: tuple[str, ...]
     not_carried: Annotated[tuple[str, ...], Meta(description="what only its author can place")]
 
 
@@ -91,6 +95,27 @@ class Migration:
         return len(self.recipes) - len(self.of(MigrationStatus.DELETED))
 
     @property
+    def pins(self) -> Mapping[str, int]:
+        """How many recipes of the tree pin which nixpkgs afterwards."""
+        gone = self.of(MigrationStatus.DELETED)
+        found = (ARCHIVE.search(recipe.after or recipe.before) for recipe in self.recipes if recipe not in gone)
+        return Counter(match[1] for match in found if match)
+
+    @property
+    def pins_text(self) -> tuple[str, ...]:
+        """What is to be known of these."""
+        kept = Counter(row.nixpkgs for row in self.kept.values() if row.nixpkgs)
+        lines = [
+            f"{count} recipes keep nixpkgs {rev}, which the catalog does not know: they were not evaluated with it. "
+            "--replace-pin replaces it."
+            for rev, count in kept.items()
+        ]
+        if len(self.pins) > 1:
+            listed = ", ".join(f"{rev[:12]} ({count} recipes)" for rev, count in self.pins.items())
+            lines.append(f"The tree pins several nixpkgs: {listed}.")
+        return tuple(lines)
+
+    @property
     def needed(self) -> bool:
         return bool(self.of(MigrationStatus.REWRITTEN, MigrationStatus.CREATED, MigrationStatus.DELETED))
 
@@ -102,7 +127,9 @@ class Migration:
     def rows(self) -> tuple[MigratedRow, ...]:
         """Every recipe with what was kept of it."""
         return tuple(
-            MigratedRow(recipe.name, recipe.status, recipe.reason, kept.exports, kept.not_carried)
+            MigratedRow(
+                recipe.name, recipe.status, recipe.reason, kept.nixpkgs, kept.exports, kept.comments, kept.not_carried
+            )
             for recipe in self.recipes
             for kept in [self.kept.get(recipe.name, KeptRow())]
         )
@@ -129,6 +156,7 @@ class Migration:
         lines += ["| Status | Recipes |", "|---|---:|"]
         lines += [f"| {status.value} | {len(self.of(status))} |" for status in MigrationStatus if self.of(status)]
         lines += [f"| **in the tree now** | **{self.total}** |", ""]
+        lines += [line for text in self.pins_text for line in (text, "")]
         for status in MigrationStatus:
             if recipes := self.of(status):
                 lines += [f"## {status.value.capitalize()} ({len(recipes)})", ""]
@@ -198,6 +226,7 @@ def plan_migration(
 ) -> Migration:
     """What migrating one tree changes."""
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    context.require_recipes()
     context.require_all_read()
     context.identified.require(tree)
     findings: dict[str, list[AuditFinding]] = {}
@@ -208,16 +237,22 @@ def plan_migration(
             f"{tree.root} holds recipes from wheels, which are not migrated.",
             "Run `torchtailor recipes write` instead.",
         )
-    wanted = recipe_variants(catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
+    wanted = recipe_variants(catalog, context.release.recipe_name, pythons=context.pythons or (DEFAULT_PYTHON,))
     names = {variant.name: variant for variant in wanted}
-    if not replace_pin:
-        _refuse_unknown_pin(context, names)
-    kept = dict(context.pins.kept)
+    before = context.pins.kept
+    kept = dict(before)
+    if replace_pin:
+        kept = {name: _without_pin(row, context.pin.rev) for name, row in kept.items()}
+    own_pins = {} if replace_pin else _own_pins(context, names)
     for recipe in context.recipes:
         if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.readable:
-            row = _worth_keeping(recipe, context, findings.get(tree.shown(recipe.path), []))
+            pin = own_pins.get(recipe.name)
+            row = _worth_keeping(recipe, context, findings.get(tree.shown(recipe.path), []), pin)
             if row != KeptRow():
                 kept[recipe.name] = row
+    if len({pin.rev for pin in own_pins.values()}) == 1:  # the missing ones join the others
+        only = next(iter(own_pins.values()))
+        kept |= {name: _with_pin(kept.get(name, KeptRow()), only) for name in names if name not in context.names}
     context = replace(context, pins=replace(context.pins, kept=kept))
     migrated = [
         _migrated(
@@ -236,30 +271,38 @@ def plan_migration(
             text = render(Blueprint(catalog, context.pins, variant), library_from(path))
             reason = f"{variant.short_name} was missing"
             migrated.append(MigratedRecipe(name, path, MigrationStatus.CREATED, reason, after=text))
+    repinned = any(row.nixpkgs for row in context.pins.kept.values()) != any(row.nixpkgs for row in before.values())
     beside = {tree.flox / name: text for name, text in library_files(catalog, context.pins).items()}
     beside |= {
         tree.flox / name: text
         for name, text in environment_files(catalog, context.pins, wanted).items()
-        if tree.pkgs.name == PKGS and not (tree.flox / name).exists()  # they name the recipes in that folder
+        # They name the recipes in that folder; the one that pins nixpkgs follows them.
+        if tree.pkgs.name == PKGS and (not (tree.flox / name).exists() or (repinned and name == "default.nix"))
     }
-    return Migration(tree, context.release.name, tuple(migrated), kept, beside)
+    return Migration(tree, context.release.recipe_name, tuple(migrated), kept, beside)
 
 
-def _refuse_unknown_pin(context: AuditContext, names: Mapping[str, object]) -> None:
-    """A nixpkgs that the catalog does not know was chosen by someone, and is not replaced without being asked."""
-    unknown = [
-        pin.rev
+def _own_pins(context: AuditContext, names: Mapping[str, object]) -> Mapping[str, PinUse]:
+    """By recipe, a nixpkgs that the catalog does not know: someone chose it, so it stays unless asked otherwise."""
+    return {
+        recipe.name: recipe.pins[0]
         for recipe in context.recipes
-        if recipe.name in names and recipe.origin is FileOrigin.FOREIGN
-        for pin in recipe.pins
-        if context.pins.find_nixpkgs(pin.rev) is None
-    ]
-    if unknown:
-        raise UsageError(
-            f"{context.tree.root}: {len(unknown)} recipes pin nixpkgs {', '.join(sorted(set(unknown)))}, which the "
-            f"catalog does not know; the migrated ones would pin {context.pin.rev}.",
-            "Allow it with --replace-pin, or keep these recipes as they are.",
-        )
+        if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.pins
+        if context.pins.find_nixpkgs(recipe.pins[0].rev) is None
+    }
+
+
+def _without_pin(row: KeptRow, rev: str) -> KeptRow:
+    """A kept row whose own pin was replaced after all."""
+    if not row.nixpkgs:
+        return row
+    lost = (*row.not_carried, f"nixpkgs {row.nixpkgs}, replaced by {rev}")
+    return msgspec.structs.replace(row, nixpkgs="", nixpkgs_sha256="", not_carried=lost)
+
+
+def _with_pin(row: KeptRow, pin: PinUse) -> KeptRow:
+    given = "" if pin.hash == pin.rev else pin.hash  # a Git revision needs none, the archive that is written does
+    return msgspec.structs.replace(row, nixpkgs=pin.rev, nixpkgs_sha256=given)
 
 
 def _migrated(
@@ -290,7 +333,7 @@ def _migrated(
     for rule in ("variant-impossible", "variant-redundant"):
         if found := next((problem for problem in problems if problem.rule == rule), None):
             return as_(MigrationStatus.DELETED if prune else MigrationStatus.PRUNABLE, f"{rule}: {found.message}")
-    reason = f"release {context.release.name} does not list it" + (f"; {_rules(problems)}" if problems else "")
+    reason = f"release {context.release.recipe_name} does not list it" + (f"; {_rules(problems)}" if problems else "")
     return as_(MigrationStatus.DELETED if prune_unlisted else MigrationStatus.UNLISTED, reason)
 
 
@@ -299,8 +342,9 @@ def _rules(problems: list[AuditFinding]) -> str:
     return ", ".join(dict.fromkeys(problem.rule for problem in problems))
 
 
-def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFinding]) -> KeptRow:
-    """What is unique to a hand-written recipe: correct descriptions, flags and exports, and a list of the rest."""
+def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFinding], pin: PinUse | None) -> KeptRow:
+    """What is unique to a hand-written recipe: correct descriptions, comments, flags and exports, its own pin, and a
+    list of the rest."""
     wrong = {problem.line: problem.rule for problem in problems}
     source, variant = recipe.source, recipe.variant
     assert variant is not None
@@ -325,16 +369,29 @@ def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFi
     flags = tuple(recipe.cpu_flags.text.split()) if recipe.cpu_flags else ()
     if not fits_isa(variant.isa, flags) or flags == variant.isa.compile_flags:
         flags = ()
+    rev = pin.rev if pin else standard.pin.rev
     lost += [
-        f"line {pin.line}: nixpkgs {pin.rev}, replaced by {standard.pin.rev}"
-        for pin in recipe.pins
-        if not standard.pin.rev.startswith(pin.rev)
+        f"line {other.line}: nixpkgs {other.rev}, replaced by {rev}"
+        for other in recipe.pins
+        if not rev.startswith(other.rev)
     ]
+    if not recipe.pins:
+        lost.append(f"nixpkgs: not pinned to a revision, now {rev}")
+    foreign = recipe.origin is FileOrigin.FOREIGN
+    comments = [] if foreign else list(context.pins.kept.get(recipe.name, KeptRow()).comments)
+    claims = {line: rule for line, rule in wrong.items() if rule.startswith(("claim-", "driver-"))}
+    for line in recipe.source.head_comments if foreign else ():
+        if line.number in claims:
+            lost.append(f"line {line.number}: the comment {line.text!r} ({claims[line.number]})")
+        else:
+            comments.append(line.text)
     own = own_parts(recipe, {name: value for row in standard.without for name, value in row.exports.items()})
-    return KeptRow(
+    row = KeptRow(
         description="" if description == standard.description else description,
         long_description=() if long_description == standard.long_description else long_description,
         cpu_flags=flags,
         exports=own.exports,
+        comments=tuple(comments),
         not_carried=(*lost, *own.other),
     )
+    return _with_pin(row, pin) if pin else row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -141,12 +140,3 @@ class NixLog:
     def _update(self, **changes: int | str) -> None:
         values = {name: getattr(self._progress, name) for name in NixProgress.__slots__}
         self._progress = NixProgress(**{**values, **changes})
-
-
-def read_log(lines: Iterator[str], folder: Path | None = None) -> NixLog:
-    """A whole log at once."""
-    log = NixLog(folder)
-    for line in lines:
-        log.feed(line)
-    log.close()
-    return log

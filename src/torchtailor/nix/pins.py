@@ -158,6 +158,9 @@ class KeptRow(Strict, frozen=True):
     long_description: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
     exports: Mapping[str, str] = {}
+    comments: tuple[str, ...] = ()  # those above it
+    nixpkgs: str = ""  # a revision that the catalog does not know
+    nixpkgs_sha256: str = ""
     not_carried: tuple[str, ...] = ()  # what only its author can place; for the record
 
 
@@ -261,18 +264,25 @@ def read_kept(flox: Path) -> Mapping[str, KeptRow]:
         return {}
     try:
         kept = msgspec.convert(tomllib.loads(read_recipe(path)), dict[str, KeptRow])
-        _check_exports(kept)
+        _check_kept(kept)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise BadInputError(
             f"{path} is not valid: {error}.",
-            "Each table is a recipe's name, with description, long_description, cpu_flags, exports and not_carried.",
+            "Each table is a recipe's name, with description, long_description, cpu_flags, exports, comments, nixpkgs, "
+            "nixpkgs_sha256 and not_carried.",
         ) from error
     return kept
 
 
-def _check_exports(kept: Mapping[str, KeptRow]) -> None:
-    """Exports become shell code, so they must be plain words."""
+def _check_kept(kept: Mapping[str, KeptRow]) -> None:
+    """Exports become shell code and pins Nix code, so they must be plain words; a comment is one line."""
     for row in kept.values():
+        if not re.fullmatch(r"(?:[0-9a-f]{7,40})?", row.nixpkgs):
+            raise msgspec.ValidationError(f"{row.nixpkgs!r} is not a revision of nixpkgs")
+        if not re.fullmatch(r"[\w:/+=-]*", row.nixpkgs_sha256):
+            raise msgspec.ValidationError(f"{row.nixpkgs_sha256!r} is not a hash")
+        if split := next((text for text in row.comments if len(text.splitlines()) > 1), None):
+            raise msgspec.ValidationError(f"{split!r} is not one line")
         for name, value in row.exports.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or not re.fullmatch(r"[\w.,:/+=;%@-]*", value):
                 raise msgspec.ValidationError(f"{name}={value} is not a variable with a plain value")
@@ -283,9 +293,9 @@ def kept_text(kept: Mapping[str, KeptRow]) -> str:
     tables = []
     for name, row in sorted(kept.items()):
         lines = [f"[{json.dumps(name)}]"]
-        if row.description:
-            lines.append(f"description = {json.dumps(row.description, ensure_ascii=False)}")
-        for key in ("long_description", "cpu_flags", "not_carried"):
+        texts = {key: getattr(row, key) for key in ("description", "nixpkgs", "nixpkgs_sha256")}
+        lines += [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in texts.items() if text]
+        for key in ("long_description", "cpu_flags", "comments", "not_carried"):
             if values := getattr(row, key):
                 lines.append(f"{key} = [")
                 lines += [f"    {json.dumps(value, ensure_ascii=False)}," for value in values]

@@ -250,6 +250,21 @@ class Recipe:
         return self.recipe_name is not None or bool(self.pins)
 
     @cached_property
+    def is_package(self) -> bool:
+        """Whether it is the package torch itself, as nixpkgs has it, and no recipe that overrides it."""
+        return any(
+            binding.name == "pname" and self.source.value(binding.node) == "torch"
+            for name, _, argument in self.source.calls
+            if self.recipe_name is None and name.removesuffix(".override()").endswith("buildPythonPackage")
+            for binding in self.source.inside(argument)
+        )
+
+    @property
+    def concerns_torch(self) -> bool:
+        """Whether the rules have anything to say of it; nothing is known of a file that cannot be read."""
+        return self.is_recipe or self.overrides_torch or not self.readable
+
+    @cached_property
     def sets_cuda(self) -> bool:
         """Whether cudaPackages is set to the package set of one CUDA version."""
         return any(_CUDA_SET.search(self.source.code(binding.node)) for binding in self.source.named("cudaPackages"))

@@ -45,7 +45,7 @@ def render(blueprint: Blueprint, library: str = f"../{LIBRARY}") -> str:
         "torch",
         blueprint.row,
         blueprint.title,
-        story=blueprint.long_description,
+        story=blueprint.story,
         library=library,
     )
 
@@ -57,7 +57,7 @@ def sibling_name(package: str, variant: Variant) -> str:
 
 def render_sibling(blueprint: Blueprint, sibling: SiblingRow, library: str = f"../{LIBRARY}") -> str:
     """The recipe of what is built on a variant's torch."""
-    source = sibling.for_torch(blueprint.version) if blueprint.upgrade else None
+    source = sibling.for_torch(blueprint.version)
     version = source.version if source else str(getattr(blueprint.pin, sibling.name))
     description = f"{sibling.name} {version} with PyTorch {blueprint.version} for {blueprint.target}"
     row = {
@@ -107,7 +107,7 @@ def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
         "torch",
         {**nightly.row, "components": NixCode("components")},
         nightly.title,
-        story=(*nightly.long_description, "Components: those of this folder, unless others are given"),
+        story=(*nightly.story, "Components: those of this folder, unless others are given"),
         arguments=[f"components ? {nix_value(own, 1)}"],
     )
     path = NixCode(f"../../../{spark.repository}")
@@ -142,7 +142,11 @@ def environment_files(
     release = variants[0].release
     gpus = [variant for variant in variants if variant.gpu]
     example = next((v.name for v in gpus if v.short_name == "sm90-avx512"), (gpus or list(variants))[0].name)
-    pin = pins.newest if origin is RecipeOrigin.WHEELS else pins.nixpkgs(str(release.nixpkgs))
+    if origin is RecipeOrigin.WHEELS:
+        pin = pins.newest
+    else:
+        kept = {found.rev: found for found in (Blueprint(catalog, pins, variant).pin for variant in variants)}
+        pin = next(iter(kept.values())) if len(kept) == 1 else pins.nixpkgs(str(release.nixpkgs))
     platforms = sorted({variant.platform for variant in variants})
     attributes = {
         platform: [
@@ -180,15 +184,15 @@ def environment_files(
             for variant in variants
         ],
     }
-    name = f"pytorch-{release.name}".replace("_", "-").replace(".", "-")
+    name = f"pytorch-{release.recipe_name}".replace("_", "-").replace(".", "-")
     return {
         **library_files(catalog, pins),
         "env.json": f'{{\n  "name": "{name}",\n  "version": 1\n}}\n',
-        "default.nix": stamp(fill("default.nix.j2", shared), f"The recipes of release {release.name}."),
+        "default.nix": stamp(fill("default.nix.j2", shared), f"The recipes of release {release.recipe_name}."),
         "env/manifest.toml": stamp(
-            fill("manifest.toml.j2", shared), f"The build environment of release {release.name}."
+            fill("manifest.toml.j2", shared), f"The build environment of release {release.recipe_name}."
         ),
-        "README.md": stamp(fill("readme.md.j2", shared), f"The recipes of release {release.name}.", MARKDOWN),
+        "README.md": stamp(fill("readme.md.j2", shared), f"The recipes of release {release.recipe_name}.", MARKDOWN),
     }
 
 

@@ -82,6 +82,13 @@ class NixSource:
                     found.append(TextLine(_line(node) + offset, text.lstrip("#/* ").rstrip("*/ ")))
         return tuple(found)
 
+    @property
+    def head_comments(self) -> tuple[TextLine, ...]:
+        """The comments above the code."""
+        code = self.root.child_by_field_name("expression")
+        first = _line(code) if code is not None else 0
+        return tuple(comment for comment in self.comments if comment.number < first and comment.text.strip())
+
     @cached_property
     def bindings(self) -> tuple[Binding, ...]:
         """Every binding, in the order of the file."""

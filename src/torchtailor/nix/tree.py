@@ -73,9 +73,9 @@ def find_trees(root: Path) -> tuple[RecipeTree, ...]:
     trees = (tree_at(path.parent.parent) for path in sorted(root.glob(f"*/{FLOX}/{PKGS}")))
     if below := tuple(tree for tree in trees if tree.recipes):
         return below
-    if any(root.glob("*.nix")):
-        inside_flox = root.name == PKGS and root.parent.name == FLOX
-        return (RecipeTree(root.parent.parent if inside_flox else root, root),)
+    inside_flox = root.name == PKGS and root.parent.name == FLOX
+    if (plain := RecipeTree(root.parent.parent if inside_flox else root, root)).recipes:
+        return (plain,)
     raise NoMatchError(f"There are no recipes in {root}.", "Give a folder that has .flox/pkgs, or *.nix files.")
 
 

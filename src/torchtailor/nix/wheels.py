@@ -115,10 +115,10 @@ def wheel_variants(
     for python in pythons or (found.default_python,):
         if python not in offered or python not in found.pythons:
             raise NoMatchError(
-                f"There are no wheel recipes of release {found.name} for Python {python}.",
+                f"There are no wheel recipes of release {found.recipe_name} for Python {python}.",
                 f"Choose from {', '.join(item for item in found.pythons if item in offered)}.",
             )
-        chosen += list(matrix.variants(found.name, python))
+        chosen += list(matrix.variants(found.recipe_name, python))
     return select([item for item in chosen if coverage(catalog, item, WHEEL).available], globs)
 
 

@@ -117,40 +117,6 @@ class WriteDocument(Struct):
     trees: tuple[WrittenTree, ...]
 
 
-def write_recipes(
-    catalog: Catalog,
-    root: Path,
-    *,
-    releases: Sequence[str] = (),
-    globs: Sequence[str] = (),
-    pythons: Sequence[str] = (),
-    blas: BlasChoice = BlasChoice.OPENBLAS,
-    spark: bool = False,
-    siblings: Sequence[str] = (),
-    wheels: WheelPins | None = None,
-    nvidia: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
-) -> tuple[WritePlan, ...]:
-    """Write the recipes of the chosen variants below a folder; with `dry_run`, only plan it."""
-    plans = plan_trees(
-        catalog,
-        root,
-        releases=releases,
-        globs=globs,
-        pythons=pythons,
-        blas=blas,
-        spark=spark,
-        siblings=siblings,
-        wheels=wheels,
-        nvidia=nvidia,
-        force=force,
-    )
-    for plan in () if dry_run else plans:
-        plan.apply()
-    return plans
-
-
 def matrix_of(catalog: Catalog) -> Matrix:
     """The matrix of a catalog, kept because making one checks every variant."""
     if not _matrices or _matrices[0].catalog is not catalog:
@@ -160,7 +126,7 @@ def matrix_of(catalog: Catalog) -> Matrix:
 
 def recipe_releases(catalog: Catalog) -> tuple[str, ...]:
     """The releases that recipes are written for."""
-    return tuple(release.name for release in catalog.releases.values() if release.nixpkgs)
+    return tuple(release.recipe_name for release in catalog.releases.values() if release.nixpkgs)
 
 
 def recipe_variants(
@@ -170,16 +136,16 @@ def recipe_variants(
     found = catalog.release(release)
     if found.nixpkgs is None:
         raise NoMatchError(
-            f"There are no recipes for release {found.name}.",
+            f"There are no recipes for release {found.recipe_name}.",
             f"Recipes are written for {', '.join(recipe_releases(catalog))}.",
         )
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
-        offered = matrix_of(catalog).variants(found.name, python)
+        offered = matrix_of(catalog).variants(found.recipe_name, python)
         possible = [variant for variant in offered if coverage(catalog, variant, NIX).available]
         if not possible:
             raise UsageError(
-                f"Release {found.name} has no recipes for Python {python}.",
+                f"Release {found.recipe_name} has no recipes for Python {python}.",
                 "`torchtailor matrix --python 3.12` lists what there is.",
             )
         variants += possible
@@ -334,10 +300,10 @@ def _action(path: Path, content: bytes, *, force: bool) -> Action:
 def _releases(catalog: Catalog, root: Path, asked: Sequence[str], made_from: RecipeOrigin) -> tuple[str, ...]:
     wheels = made_from is RecipeOrigin.WHEELS
     if asked:
-        every = tuple(catalog.releases) if wheels else recipe_releases(catalog)
+        every = tuple(one.recipe_name for one in catalog.releases.values()) if wheels else recipe_releases(catalog)
         return tuple(
             dict.fromkeys(
-                name for item in asked for name in (every if item == "all" else (catalog.release(item).name,))
+                name for item in asked for name in (every if item == "all" else (catalog.release(item).recipe_name,))
             )
         )
     tree = tree_at(root)
@@ -346,7 +312,10 @@ def _releases(catalog: Catalog, root: Path, asked: Sequence[str], made_from: Rec
             f"{root} has recipes that `recipes write` did not write, so their release is not known.",
             "Name the release to write here with --release, or give an empty folder.",
         )
-    return written_release(tree) or ((list(catalog.releases)[-1],) if wheels else recipe_releases(catalog))
+    if written := written_release(tree):
+        return written
+    newest = max(catalog.releases.values(), key=lambda one: one.version)
+    return (newest.recipe_name,) if wheels else recipe_releases(catalog)
 
 
 def written_release(tree: RecipeTree) -> tuple[str, ...]:

@@ -197,7 +197,10 @@ def new_manifest(
     *,
     wants_oci: bool,
 ) -> Document:
-    """The manifest of the cut image; one of Docker's becomes one of OCI's where the place or a layer needs that."""
+    """The manifest of the cut image; one of Docker's becomes one of OCI's where the place or a layer needs that.
+
+    An annotation without a text removes what the stock image says there.
+    """
     zstd = any(layer.compression is LayerCompression.ZSTD for layer in layers)
     docker = manifest.is_docker and not zstd and not wants_oci
     rows = [_layer_row(raw, layer, docker=docker) for raw, layer in zip(manifest.data["layers"], layers, strict=True)]
@@ -209,7 +212,8 @@ def new_manifest(
     data["config"].pop("data", None)
     if not docker:
         own = data.get("annotations")
-        data["annotations"] = {**(own if isinstance(own, dict) else {}), **annotations}
+        merged = {**(own if isinstance(own, dict) else {}), **annotations}
+        data["annotations"] = {name: text for name, text in merged.items() if text or name not in annotations}
     made = make_json_document(data, manifest.document.descriptor.media_type)
     return made if docker else to_oci(made)
 

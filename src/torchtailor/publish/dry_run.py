@@ -52,8 +52,10 @@ class DryStore:
         self.put_bytes(content, path, content_type)
         return True
 
-    def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
-        return self._store.fetch_file(path, sha256, target) if self._store and path not in self._removed else None
+    def fetch_file(self, path: str, sha256: str, target: Path, *, most: int | None = None) -> Path | None:
+        if self._store is None or path in self._removed:
+            return None
+        return self._store.fetch_file(path, sha256, target, most=most)
 
     def remove(self, path: str) -> None:
         self._written.pop(path, None)

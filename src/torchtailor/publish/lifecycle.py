@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from torchtailor.core.disk import cache_folder, staging_folder
 from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError
 from torchtailor.core.store import Store, StoredFile
-from torchtailor.core.trust import Label, decode_json
+from torchtailor.core.trust import Label, Limit, decode_json
 from torchtailor.fetch.cache import Cache
 from torchtailor.publish.front import copy_about, write_front
 from torchtailor.publish.places import FILES, TARGETS, stored_at
@@ -453,9 +453,9 @@ def _copy(staging: Store, store: Store, file: IndexedFile, say: Say | None) -> i
     if not place or store.has(place, file.size, file.sha256, listed=False):
         return 0
     with _scratch() as folder:
-        hashes = {place + METADATA_SUFFIX: file.metadata_sha256, place: file.sha256}
-        for path, sha256 in hashes.items():  # the wheel last: it is what `has` asks for
-            local = staging.fetch_file(path, sha256, folder / path.rpartition("/")[2]) if sha256 else None
+        metadata = (place + METADATA_SUFFIX, file.metadata_sha256, Limit.METADATA)
+        for path, sha256, most in (metadata, (place, file.sha256, file.size)):  # the wheel last: `has` asks for it
+            local = staging.fetch_file(path, sha256, folder / path.rpartition("/")[2], most=most) if sha256 else None
             if local is not None:
                 store.put_file(local, path, sha256)
             elif path == place:
@@ -471,7 +471,7 @@ def _refuse_changed_nvidia(staging: Store, pages: Pages) -> None:
         if not place or not file.filename.endswith(".whl"):
             continue
         with _scratch() as folder:
-            local = staging.fetch_file(place, file.sha256, folder / file.filename)
+            local = staging.fetch_file(place, file.sha256, folder / file.filename, most=file.size)
             if local is not None and holds_changed_nvidia(local):
                 raise ImpossibleError(
                     f"{file.filename} holds changed NVIDIA libraries, which their licence keeps on your own machines.",

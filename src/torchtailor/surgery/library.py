@@ -26,6 +26,7 @@ from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.code.gpucode.fitness import gpu_fit
+from torchtailor.code.gpucode.foreign import foreign_platform
 from torchtailor.code.gpucode.kernels import kernel_names
 from torchtailor.code.gpucode.policy import KeptCode
 from torchtailor.code.gpucode.report import summarise
@@ -177,6 +178,15 @@ class _Tailoring:
         self.wanted = self._wanted_pages()
         self.could_strip = sum(s.size for s in self.elf.sections if s.index in left and s.in_file)
 
+    def _without_code(self, dst: Path | None, *, durable: bool) -> LibraryResult:
+        """One without GPU code: symbol tables, relocations and pages may go."""
+        if foreign := foreign_platform(self.elf):
+            return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
+        if not self.removed and not self.options.relr and not self.wanted:
+            return self._untouched(LibraryStatus.NO_GPU_CODE)
+        check_layout(self.elf)
+        return self._make({}, None, (), dst, durable=durable)
+
     def _wanted_pages(self) -> Wanted | None:
         """What of its pages stays, where the workload tells and others leave."""
         workload, options = self.options.workload, self.options
@@ -192,10 +202,7 @@ class _Tailoring:
         if host_table(self.elf):
             return self._untouched(LibraryStatus.UNCHANGED, (_PAGED,))
         if not self.code.containers:
-            if not self.removed and not self.options.relr and not self.wanted:
-                return self._untouched(LibraryStatus.NO_GPU_CODE)
-            check_layout(self.elf)
-            return self._make({}, None, (), dst, durable=durable)
+            return self._without_code(dst, durable=durable)
         if is_hooked(self.elf):  # most of its code is elsewhere, where this cut does not reach
             return self._untouched(LibraryStatus.UNCHANGED, (_HOOKED,))
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))

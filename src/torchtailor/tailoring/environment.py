@@ -11,10 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.foreign import foreign_platform
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.core.disk import disk_errors
-from torchtailor.core.errors import ImpossibleError, TorchtailorError
+from torchtailor.core.errors import BadInputError, ImpossibleError, TorchtailorError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
+from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -22,7 +26,7 @@ from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, pl
 from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal, reconcile
 from torchtailor.tailoring.packs import check_tools, libraries_below
-from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.result import TailorResult, not_cut
 from torchtailor.tailoring.tree import StripRule
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile, drop_rules
@@ -39,7 +43,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     if options.dry_run:
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, site / STATE_FOLDER, options)
-        progress.begin(str(site), sum(job.size for job in jobs))
+        progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
     check_tools(options, libraries_below(site))
@@ -49,6 +53,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         _check_earlier(site, chains, options)
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, journal.folder, options)
+        _refuse_foreign(site, jobs, options)
         already = {job.name: job.size for job in jobs if _is_cut(chains.get(job.name, ()), options.document)}
         jobs = [job for job in jobs if job.name not in already]
         skipped += [LibraryResult.not_read(LibraryStatus.UNCHANGED, *named, _ALREADY_CUT) for named in already.items()]
@@ -70,6 +75,21 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         changes.settle()
         removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
     return replace(outcome, removed_size=removed)
+
+
+def _refuse_foreign(site: Path, jobs: Sequence[PlaceJob], options: Cut) -> None:
+    """An environment whose GPU code is another maker's stays whole, also where --strip or --relr would change it."""
+    if not (options.strip or options.relr):
+        return
+    platforms: list[str] = []
+    for job in jobs:
+        with suppress(BadInputError), open_source(job.source) as source:
+            elf = ElfFile(source)
+            if any(section.name in CONTAINER_SECTIONS for section in elf.sections):
+                return
+            platforms += filter(None, [foreign_platform(elf)])
+    if platforms:
+        raise ImpossibleError(*not_cut(str(site), f"has GPU code for {platforms[0]} only"))
 
 
 class _Stripped(StripRule):
@@ -143,8 +163,7 @@ def _cut_all(
     """Cut libraries, and put each in place as soon as it is known that it may lose its symbol tables."""
     by_name = {job.name: job for job in jobs}
     waiting: list[LibraryResult] = []
-    for done, staged in run_all(stage, jobs, processes=options.workers):
-        progress.advance(done.size)
+    for _, staged in followed(jobs, run_all(stage, jobs, processes=options.workers), progress):
         waiting.append(staged)
         if not stripped.wanted(by_name[staged.path].packages, staged):
             continue  # until GPU code of its package is found, or there is none

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchtailor.core.disk import give_to, sync_folder
+from torchtailor.core.disk import give_to, sync_folder, why_fixed
 from torchtailor.core.errors import NoMatchError
 from torchtailor.core.trust import leads_inside
 from torchtailor.surgery.cut import Cut
@@ -32,12 +33,16 @@ def environment_sites(environment: Path | None) -> tuple[Path, ...]:
         paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
         return tuple(Path(path) for path in paths)
     if not environment.exists():
-        raise NoMatchError(f"{environment} does not exist.", "Give the environment's folder: --env .venv")
+        raise NoMatchError(
+            f"{environment} does not exist.",
+            "Name the folder of an environment that is there.",
+        )
     found = open_artifact(environment).site_packages or (environment,)
     sites = tuple(site for site in found if _has_packages(site))
     if not sites:
         raise NoMatchError(
-            f"{environment} holds no installed Python packages.", "Give the environment's folder: --env .venv"
+            f"{environment} holds no installed Python packages.",
+            "Name an environment in which torch is installed.",
         )
     return sites
 
@@ -58,6 +63,7 @@ class EnvironmentPlan:
     site: Path
     tree: InstalledTree
     found: Mapping[str, tuple[InstalledDistribution, ...]]
+    fixed: Mapping[Path, str]  # dist-info folders whose RECORD cannot be replaced, and why
     dropped: Mapping[str, DroppedFile]
     kept: tuple[DroppedFile, ...]  # of NVIDIA's packages, for want of --nvidia
     notes: tuple[str, ...]
@@ -76,9 +82,16 @@ class EnvironmentPlan:
         dropped = left_out.files
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
-        notes = tuple(f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside)
+        notes = [f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside]
+        owning = {owner.dist_info: owner for name in {*found, *dropped} for owner in owners.get(name, ())}
+        fixed = {place: why for place, owner in owning.items() if (why := why_fixed(owner.record_path))}
+        for name in dropped:
+            if why := next((fixed[owner.dist_info] for owner in owners.get(name, ()) if owner.dist_info in fixed), ""):
+                outside.append(name)
+                notes.append(f"{name} stays: {why}.")
         kept = tuple(left_out.refused.values())
-        return cls(site, tree, found, {name: dropped[name] for name in dropped if name not in outside}, kept, notes)
+        stays = {name: dropped[name] for name in dropped if name not in outside}
+        return cls(site, tree, found, fixed, stays, kept, tuple(notes))
 
 
 def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[PlaceJob], list[LibraryResult]]:
@@ -102,6 +115,8 @@ def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[P
         elif folder.stat().st_dev != device:
             reason = "it is on another file system than site-packages"
             skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
+        elif reason := _why_fixed(plan, path, owners, [found[other] for other in links.get(name, ())]):
+            skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
         else:
             jobs.append(
                 PlaceJob.of(
@@ -118,6 +133,19 @@ def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[P
                 )
             )
     return jobs, skipped
+
+
+def _why_fixed(
+    plan: EnvironmentPlan,
+    path: Path,
+    owners: Iterable[InstalledDistribution],
+    others: Iterable[Iterable[InstalledDistribution]],
+) -> str:
+    """Why a library, or a RECORD that lists it, cannot be replaced: then it is not cut, and both stay in line."""
+    for owner in (*owners, *chain.from_iterable(others)):
+        if why := plan.fixed.get(owner.dist_info):
+            return why
+    return why_fixed(path)
 
 
 def _second_names(site: Path, names: Iterable[str]) -> dict[str, list[str]]:

@@ -25,10 +25,10 @@ from torchtailor.core.disk import (
 )
 from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
+from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
-from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
@@ -103,10 +103,9 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             work = run_all(_do, every, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in every))
             results = {}
-            for job, result in work:
+            for job, result in followed(every, work, progress):
                 if isinstance(job, LibraryJob) and result:
                     results[job.name] = result
-                progress.advance(job.size)
             results = _whole_where_wanted(jobs, results, asked=asked)
             libraries = tuple(results[name] for name in sorted(results))
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
@@ -182,7 +181,7 @@ def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | 
         if options.dry_run or not cut.status.changed:
             same = hash_file(library)
             result = replace(result, sha256_before=same, sha256_after="" if cut.status.changed else same)
-        if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
+        if options.dry_run or result.useless_for_target:
             return result
         if not cut.status.changed:
             copy_file(library, target)

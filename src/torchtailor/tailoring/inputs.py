@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchtailor.catalog import Capability
+from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.core.documents import Seconds, document
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.format import counted
@@ -31,7 +31,7 @@ from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.environment_plan import environment_sites
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
-from torchtailor.tailoring.result import TailoredInput, TailorResult
+from torchtailor.tailoring.result import TailoredInput, TailorResult, not_cut
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, open_artifact
 
@@ -88,6 +88,9 @@ class TailorReport:
         useless = next((result for result in self.results if result.useless_for_target), None)
         if useless is None:
             return None
+        if useless.foreign:
+            platforms = " and ".join(useless.foreign)
+            return ImpossibleError(*not_cut(useless.source.name, f"has GPU code for {platforms} only"))
         return ImpossibleError(
             f"{useless.source.name} has no GPU code that runs on {self.options.targets}; no output was written for it.",
             "`torchtailor inspect` lists its GPU code; another build of the package may have more.",
@@ -290,11 +293,45 @@ def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
 def _tailor_one(task: TailorTask, options: Cut, progress: Progress | None) -> TailorResult | TailorFailure:
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     try:
+        artifact = open_artifact(task.source)
+        if what := artifact.never_cut:
+            return TailorFailure(task.source, ImpossibleError(*not_cut(task.source.name, f"is {what}")))
+        if lost := _lost_before(artifact, options):
+            return TailorFailure(task.source, lost)
         return _as_it_was(functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress))
     except EnvironmentProblem:
         raise
     except TorchtailorError as error:
         return TailorFailure(task.source, error)
+
+
+def _lost_before(artifact: Artifact, options: Cut) -> ImpossibleError | None:
+    """The refusal of an input that an earlier cut, by its own manifest, left without code for a target that stock had;
+    that another of its libraries still runs there does not help."""
+    rows = (row for manifest in artifact.tailored.values() for row in manifest.get("libraries", ()))
+    for row in rows:
+        if row.get("moved"):
+            continue  # to packs, where it still is
+        kept, dropped = (_codes(row.get(name, ())) for name in ("kept", "dropped"))
+        for device in options.targets.devices:
+            runs = [any(options.policy.fits(device, code) for code in codes) for codes in (kept, dropped)]
+            if runs == [False, True]:
+                left = ", ".join(map(str, kept)) or "nothing"
+                return ImpossibleError(
+                    f"{artifact.path.name} was cut before, and {row['path']} lost its code for {device} then: it has "
+                    f"{left}.",
+                    "Cut the stock one.",
+                )
+    return None
+
+
+def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
+    """What architectures are for; what nobody has met is left out."""
+    found = []
+    for label in labels:
+        with suppress(ValueError):
+            found.append(CodeTarget.parse(label))
+    return tuple(found)
 
 
 def _as_it_was(result: TailorResult) -> TailorResult:

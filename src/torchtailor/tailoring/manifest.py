@@ -117,6 +117,7 @@ class LibraryDocument(Struct):
     gpu_before: Bytes | UnsetType = UNSET
     gpu_after: Bytes | UnsetType = UNSET
     warnings: tuple[str, ...] | UnsetType = UNSET
+    foreign: Annotated[str, Meta(description="the platform of its GPU code: ROCm, Intel XPU")] | UnsetType = UNSET
     sha256_before: PlannedSha256 | UnsetType = UNSET
     sha256_after: PlannedSha256 | UnsetType = UNSET
     instructions_sha256: Annotated[str | None, Meta(description="of its machine code")] | UnsetType = UNSET
@@ -150,6 +151,7 @@ def library_document(library: LibraryResult) -> LibraryDocument:
         return said
     said.gpu_before, said.gpu_after, said.warnings = library.gpu_before, library.gpu_after, library.warnings
     said.only_ptx, said.not_packed = library.only_ptx or UNSET, library.not_packed or UNSET
+    said.foreign = library.foreign or UNSET
     said.could_save, said.could_strip = library.could_save or UNSET, library.could_strip or UNSET
     if not library.status.changed:
         return said

@@ -53,10 +53,11 @@ class Restored:
 
 
 def restore(
-    env: Path | None = None, *, dry_run: bool = False, progress: Progress | None = None
+    env: Path | str | None = None, *, dry_run: bool = False, progress: Progress | None = None
 ) -> tuple[RestoreResult, ...]:
     """Restore an environment, or the active one: one result for each of its site-packages folders."""
-    return tuple(restore_environment(site, dry_run=dry_run, progress=progress) for site in environment_sites(env))
+    sites = environment_sites(Path(env) if env is not None else None)
+    return tuple(restore_environment(site, dry_run=dry_run, progress=progress) for site in sites)
 
 
 def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:

@@ -19,6 +19,14 @@ from torchtailor.trees.artifact.drops import DroppedFile
 COPIED = "Nothing was cut: copied unchanged."
 
 
+def not_cut(name: str, what: str) -> tuple[str, str]:
+    """What is said, and what to do, where an input is of a platform that is not cut."""
+    return (
+        f"{name} {what}, which is read and not cut; nothing was written.",
+        "Only NVIDIA's code in libraries for Linux is cut; `torchtailor inspect` shows what is in there.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PackWheel:
     """A wheel of the packs for one GPU, which a split makes beside the one without GPU code."""
@@ -87,9 +95,18 @@ class TailorResult:
         return sum(library.lto_kept for library in self.changed)
 
     @property
+    def foreign(self) -> tuple[str, ...]:
+        """The platforms of other makers, where all of its GPU code is for these."""
+        if any(library.has_gpu_code for library in self.libraries):
+            return ()
+        return tuple(dict.fromkeys(library.foreign for library in self.libraries if library.foreign))
+
+    @property
     def useless_for_target(self) -> bool:
         """Whether there is GPU code, and none of it runs on the target."""
         with_code = [library for library in self.libraries if library.has_gpu_code]
+        if self.foreign:
+            return True
         if any(library.moved_digest for library in with_code):
             return not any(library.packed for library in with_code)
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)

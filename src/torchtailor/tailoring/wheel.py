@@ -15,7 +15,7 @@ from torchtailor.code.binary.source import open_source
 from torchtailor.core.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.core.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
+from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
@@ -463,9 +463,8 @@ def _cut_all(
     with ThreadPoolExecutor(1) as checker:
         checked = checker.submit(_check_all, distribution, others)
         sha256 = checker.submit(hash_file, distribution.path)
-        for job, each in work:
+        for job, each in followed(jobs, work, progress):
             results[job.name] = each
-            progress.advance(job.size)
         checked.result()
         return results, sha256.result()
 

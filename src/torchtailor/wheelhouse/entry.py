@@ -89,7 +89,7 @@ class WheelhouseDescription:
     ) -> WheelhouseDescription:
         return cls(
             variant=variant.unique_name,
-            gpu=str(variant.gpu.capability) if variant.gpu else None,
+            gpu=",".join(str(gpu.capability) for gpu in variant.gpus) or None,
             isa=variant.isa.name,
             arch=variant.arch,
             python=variant.python,

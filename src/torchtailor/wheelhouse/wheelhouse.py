@@ -25,6 +25,7 @@ from torchtailor.core.documents import plain
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.trust import (
     FileName,
+    Gpus,
     Label,
     Limit,
     PinnedRequirement,
@@ -196,7 +197,7 @@ class ManifestWheel(msgspec.Struct):
 class _ListedTarget(msgspec.Struct):
     python: Label
     arch: Label
-    gpu: Label | None = None
+    gpu: Gpus | None = None
     isa: str = ""
 
 
@@ -226,7 +227,7 @@ class Manifest(msgspec.Struct):
     def index_name(self) -> str:
         """The folder of a shared index that it goes to: `cu128-sm90`."""
         gpu = self.target.gpu
-        return f"{self.pytorch.build}-sm{gpu.replace('.', '')}" if gpu else self.pytorch.build
+        return f"{self.pytorch.build}-sm{gpu.replace('.', '').replace(',', '_')}" if gpu else self.pytorch.build
 
 
 def read_manifest(path: Path) -> Manifest:

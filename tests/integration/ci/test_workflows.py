@@ -109,11 +109,17 @@ def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
     run = GitHubRun(shell, workflow_of(shell, "github", *OWN, "--publish", str(shell.root / "index")))
     run.job("build")
     run.job("publish")
-    assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + [
+    assert run.ran == ["Install torchtailor", "Build", "Verify", "Leave out what the index has"] * 2 + [
         "Install torchtailor",
+        "Fetch what artifacts leave out",
         "Publish sm80-x86_64",
+        "Fetch what artifacts leave out",
         "Publish sm90-x86_64",
     ]
+    kept = {path.name for path in (shell.root / "artifacts").rglob("*.whl")}
+    assert not any(name.startswith("nvidia_cublas") for name in kept)  # as it is on the index
+    assert any(name.startswith("nvidia_nccl") for name in kept)  # free software, and cut
+    assert any(path.name.startswith("nvidia_cublas") for path in (shell.root / "index").rglob("*.whl"))
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
     assert "static" in (shell.root / "index" / "index.html").read_text()  # how far it was proven
     verified = list((shell.root / "artifacts").rglob("verify.json"))

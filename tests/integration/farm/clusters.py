@@ -17,10 +17,11 @@ from tests.waiting import wait_until
 class DaskCluster:
     """Processes that a test may kill."""
 
-    def __init__(self, root: Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, variables: Mapping[str, str] | None = None, host: str = "") -> None:
         self.root = root
         self.variables = dict(variables or {})  # of all its processes; where they name certificates, it has TLS
         self.protocol = ("--protocol", "tls") if self.variables else ()
+        self.host = ("--host", host) if host else ()
         self.scheduler: subprocess.Popen[bytes] | None = None
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
@@ -29,7 +30,7 @@ class DaskCluster:
         file = self.root / "scheduler.json"
         file.unlink(missing_ok=True)
         self.scheduler = self._dask(
-            "scheduler", "--port", "0", "--no-dashboard", *self.protocol, "--scheduler-file", str(file)
+            "scheduler", "--port", "0", "--no-dashboard", *self.host, *self.protocol, "--scheduler-file", str(file)
         )
         wait_until(file.is_file, "the scheduler starts")
         self.address = wait_until(lambda: json.loads(file.read_text() or "{}").get("address"), "its address")
@@ -101,8 +102,10 @@ def _tcp_lines() -> list[str]:
 
 
 @contextmanager
-def running(root: Path, *workers: str, variables: Mapping[str, str] | None = None) -> Iterator[DaskCluster]:
-    cluster = DaskCluster(root, variables)
+def running(
+    root: Path, *workers: str, variables: Mapping[str, str] | None = None, host: str = ""
+) -> Iterator[DaskCluster]:
+    cluster = DaskCluster(root, variables, host)
     try:
         cluster.start_scheduler()
         for name in workers:

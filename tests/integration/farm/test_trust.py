@@ -216,8 +216,9 @@ def test_a_cluster_without_tls_is_warned_of(shell: Shell, authority: Authority, 
         checked = shell.torchtailor("farm", "check", cluster.address, "--store", "store", "--json")
         assert f"{cluster.address} has no TLS: whoever reaches it can run code" in " ".join(checked.stderr.split())
         assert json.loads(checked.stdout)["warning"].endswith("Use tls:// (`torchtailor help farm`).")
+        # it listens for others too, whichever of its addresses is used
         near = shell.torchtailor("farm", "check", f"tcp://127.0.0.1:{_port(cluster)}", "--store", "store", "--json")
-        assert json.loads(near.stdout)["warning"] == "" and "TLS" not in near.stderr
+        assert json.loads(near.stdout)["warning"] == json.loads(checked.stdout)["warning"]
         for settings, address, said in (
             (authority.settings, f"tls://127.0.0.1:{_port(cluster)}", "it has no TLS (wrong version number)"),
             ({"distributed.comm.require-encryption": True}, cluster.address, "encryption required"),
@@ -227,6 +228,12 @@ def test_a_cluster_without_tls_is_warned_of(shell: Shell, authority: Authority, 
             assert said in " ".join(wrong.stderr.split()) and "Traceback" not in wrong.stderr
         build.end()
         assert build.events[0]["kind"] == "unprotected" and "has no TLS" in str(build.events[0]["text"])
+
+
+def test_a_cluster_of_the_loopback_is_not_warned_of(shell: Shell, tmp_path: Path) -> None:
+    with running(tmp_path, "one", host="127.0.0.1") as cluster:
+        near = shell.torchtailor("farm", "check", cluster.address, "--store", "store", "--json")
+    assert json.loads(near.stdout)["warning"] == "" and "TLS" not in near.stderr
 
 
 def _port(cluster: DaskCluster) -> int:

@@ -223,8 +223,20 @@ def test_wrong_settings_are_named() -> None:
         ('gpu = "sm_90"', "must be a compute capability such as 9.0"),
         ('cpu = "avx3"', "there is no instruction set avx3"),
         ('cpu = "armv9"', "armv9 is aarch64, and this is x86_64-linux"),
+        ("gpu = 9.0", 'a compute capability in quotes, such as "9.0", and not a float'),
+        ('gpu = [ "8.0" "9.0" ]', "and not a list"),
+        ('gpu = "7.5a"', "compute capability 7.5 has no code of its own: 7.5a does not exist"),
+        ('gpu = "9.0f"', "9.0f does not exist"),
+        ("cpu = 5", 'an instruction set in quotes, such as "avx512", and not a int'),
+        ('gpu = "9.0"; gigabytesPerJob = 0', "gigabytesPerJob must be a whole number above 0"),
+        ('gpu = "9.0"; gigabytesPerJob = "4"', "gigabytesPerJob must be a whole number above 0"),
     ):
         assert message in failure(f'(pkgs "x86_64-linux" {{ }} (flake.lib.overlay {{ {setting}; }})).{torch}')
+
+
+def test_a_setting_that_does_not_exist_is_named() -> None:
+    misspelt = '(pkgs "x86_64-linux" { torchtailor.gpus = "9.0"; } flake.overlays.default)'
+    assert "config.torchtailor has no gpus; it has gpu, cpu" in failure(f"{misspelt}.python313Packages.torch.drvPath")
 
 
 def test_torch_bin_is_cut(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.oci.conftest import RealRegistry, need, skopeo
 from tests.integration.oci.test_places import KINDS, place, tls
+from tests.unit.oci.builder import read_image
 from tests.unit.oci.test_cut import SITE, package
 from tests.unit.tailoring.helpers import check_records, options
 from tests.waiting import LONG
@@ -163,8 +164,38 @@ def test_nvidia_leaves_the_machine_only_when_asked_for(
 def test_same_digest_from_every_place(stock: Path, registry: RealRegistry, tmp_path: Path) -> None:
     source = f"docker://{registry.host}/same/stock:1"
     skopeo("copy", *tls(source, "dest-"), f"oci:{stock}:stock", source)
-    digests = {
-        cut_image(origin, f"oci:{tmp_path}/{number}:x", ImageOptions(options())).digest
-        for number, origin in enumerate((f"oci:{stock}:stock", source))
-    }
-    assert len(digests) == 1
+    for number, origin in enumerate((f"oci:{stock}:stock", source, source)):
+        cut_image(origin, f"oci:{tmp_path}/{number}:x", ImageOptions(options()))
+    here, there, again = (read_image(tmp_path / f"{number}") for number in range(3))
+    assert there.digest == again.digest
+    # Only who can find the stock image by a name gets told that name.
+    assert there.manifest["annotations"].pop("org.opencontainers.image.base.name") == source.removeprefix("docker://")
+    assert there.manifest == here.manifest
+
+
+def test_what_is_attached_in_a_real_registry(stock: Path, registry: RealRegistry, tmp_path: Path) -> None:
+    """This registry does not list what refers to an image: a tag does, as the specification has it."""
+    source, target = f"docker://{registry.host}/attest/app:1", f"docker://{registry.host}/attest/app:1-sm90"
+    skopeo("copy", *tls(source, "dest-"), f"oci:{stock}:stock", source)
+    chosen = ImageOptions(options(), attest=True)
+    digest = cut_image(source, target, chosen).digest
+    assert cut_image(source, target, chosen).digest == digest
+    assert digest is not None
+    listed = json.loads(
+        skopeo("inspect", "--raw", *tls(target, ""), f"{target.rpartition(':')[0]}:{digest.replace(':', '-')}")
+    )
+    assert [row["annotations"]["in-toto.io/predicate-type"] for row in listed["manifests"]] == [
+        "https://slsa.dev/provenance/v1",
+        "https://cyclonedx.org/bom",
+    ]
+    place = f"{target.rpartition(':')[0]}@{listed['manifests'][0]['digest']}"
+    manifest = json.loads(skopeo("inspect", "--raw", *tls(target, ""), place))
+    assert manifest["subject"]["digest"] == digest
+    notes = json.loads(skopeo("inspect", "--raw", *tls(target, ""), target))["annotations"]
+    assert notes["org.opencontainers.image.base.name"] == source.removeprefix("docker://")
+    # A signature of the stock image, as cosign of version 2 stores it
+    base = json.loads(skopeo("inspect", *tls(source, ""), source))["Digest"]
+    skopeo(
+        "copy", *tls(source, "dest-"), f"oci:{stock}:stock", f"{source.rpartition(':')[0]}:{base.replace(':', '-')}.sig"
+    )
+    assert "has 1 signature" in " ".join(cut_image(source, target, chosen).notes)

@@ -16,12 +16,14 @@ from tests.unit.fetch.serving import Fault
 from torchtailor.building import cutting
 from torchtailor.building.ledger.ledger import Result
 from torchtailor.building.wheel.options import WheelOptions
-from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.verification.inspection.inspect import inspect
-from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
+from torchtailor.verification.result import Level
+from torchtailor.verification.verify import verify
+from torchtailor.wheelhouse.wheelhouse import read_manifest, read_wheelhouse
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import Trace
 
@@ -261,3 +263,20 @@ def test_the_choices_of_a_cut_reach_the_wheels(workshop: Workshop) -> None:
     }
     assert [file["path"] for file in document["dropped_files"]] == ["torch/share/noise.bin"]
     assert "torch/share/noise.bin" not in names and not any(name.endswith(".ttpack") for name in names)
+
+
+def test_one_wheelhouse_for_all_gpus_of_a_machine(workshop: Workshop) -> None:
+    """One wheel with the code of both; `verify` expects both."""
+    (house,) = workshop.build("sm80_90-avx512").wheelhouses
+    manifest = read_manifest(house.path)
+    assert (manifest.variant, manifest.target.gpu) == ("pytorch28-python313-cuda12_8-sm80_90-avx512", "8.0,9.0")
+    assert manifest.index_name == "cu128-sm80_90"
+    assert house.requirements == ("torch==2.8.0+cu128.sm80.sm90",)
+    (torch,) = (house.path / "wheels").glob("torch-*.whl")
+    kept = {group.label for library in inspect(torch, processes=1).libraries for group in library.architectures}
+    assert "sm_80" in kept and {"sm_90", "sm_90a"} & kept
+    assert {label.rstrip("a")[-2:] for label in kept} == {"80", "90"}
+    report = verify(house.path, level=Level.STATIC)
+    assert report.facts["expected"]["gpus"] == ["8.0", "9.0"]
+    with pytest.raises(UsageError, match="A wheel variant is for one GPU"):
+        workshop.build("sm80_90-avx512", options=WheelOptions(variants=True))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.building.ledger.ledger import Ledger, Result, as_markdown
+from torchtailor.building.ledger.history import as_markdown, attempt_columns
+from torchtailor.building.ledger.ledger import Ledger, Result
 from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.core.disk import state_folder
 from torchtailor.core.errors import EnvironmentProblem, NetworkError
@@ -114,8 +115,9 @@ def test_a_ledger_that_breaks_meanwhile_does_not_change_the_result(ledger: Ledge
 def test_markdown_escapes_cells(ledger: Ledger) -> None:
     with pytest.raises(NetworkError), ledger.attempt("v", WHEEL, configuration={"nvidia": True, "x": None}):
         raise NetworkError("a | b\nc", "fix it")
-    table = as_markdown(ledger.attempts())
-    assert "| nvidia=on | failed | NetworkError: a \\| b c |" in table
+    attempts = ledger.attempts()
+    table = as_markdown(attempt_columns(attempts), attempts)
+    assert "| nvidia=on | failed | " in table and " | NetworkError: a \\| b c | fix it |" in table
     assert table.splitlines()[2].endswith("| fix it |")
 
 

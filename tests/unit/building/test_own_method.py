@@ -11,6 +11,7 @@ import torchtailor
 from torchtailor.catalog import load_catalog
 from torchtailor.catalog.variants import Matrix
 from torchtailor.cli import main
+from torchtailor.core import version
 from torchtailor.core.errors import ExitCode, UsageError
 from torchtailor.site.answers import page_answer
 from torchtailor.site.choices import form_choices
@@ -66,7 +67,8 @@ def test_a_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Omit --on" in capsys.readouterr().err
 
 
-def test_a_workflow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workflow(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "PUBLISHED", True)
     for system in ("github", "gitlab"):
         assert main(["ci", system, NAME, "--via", "toy", "-o", "-"]) == 0
         text = capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_every_variant_is_built_once_on_a_runner_of_its_architecture(catalog: Ca
     for division in ("variant", "gpu", "architecture", "all"):
         from torchtailor.publish.ci.plan import CiDivision
 
-        plan = plan_of(catalog, CiSystem.GITHUB, "sm*-*", "cpu-*", release="2.15", division=CiDivision(division))
+        plan = plan_of(catalog, CiSystem.GITHUB, "sm*-*", "cpu-*", releases=("2.15",), division=CiDivision(division))
         count = Counter(name for job in plan.jobs for name in job.variants)
         assert set(count.values()) == {1}
         assert len({job.name for job in plan.jobs}) == len(plan.jobs)
@@ -88,26 +88,66 @@ def test_every_variant_is_built_once_on_a_runner_of_its_architecture(catalog: Ca
 
 
 def test_a_gpu_runner_proves_what_is_for_it_and_nothing_else(catalog: Catalog) -> None:
-    plan = plan_of(catalog, CiSystem.GITHUB, "sm{80,90}-*", release="2.15", gpu_runners=("H100=self-hosted,h100",))
+    plan = plan_of(catalog, CiSystem.GITHUB, "sm{80,90}-*", releases=("2.15",), gpu_runners=("H100=self-hosted,h100",))
     assert plan.proofs and all(proof.runner == ("self-hosted", "h100") for proof in plan.proofs)
     assert all("-sm90-avx" in name for proof in plan.proofs for name in proof.of.variants)
-    arm = plan_of(catalog, CiSystem.GITHUB, "sm90-*", release="2.15", gpu_runners=("sm90/aarch64=gh200",))
+    arm = plan_of(catalog, CiSystem.GITHUB, "sm90-*", releases=("2.15",), gpu_runners=("sm90/aarch64=gh200",))
     assert all("-sm90-arm" in name for proof in arm.proofs for name in proof.of.variants)
-    assert plan_of(catalog, CiSystem.GITHUB, "sm90-*", release="2.15").proofs == ()
+    assert plan_of(catalog, CiSystem.GITHUB, "sm90-*", releases=("2.15",)).proofs == ()
 
 
 def test_secrets_are_for_the_job_that_needs_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ci", "github", "sm90-avx2", "--publish", "s3://b/torch", "-n"]) == 0
+    keys = ("-n", "--login", "keys")
+    assert main(["ci", "github", "sm90-avx2", "--publish", "s3://b/torch", *keys]) == 0
     workflow = load(capsys.readouterr().out)
     assert "secrets." not in json.dumps(workflow["jobs"]["build"])
     assert "secrets.AWS_SECRET_ACCESS_KEY" in json.dumps(workflow["jobs"]["publish"])
     assert "pull_request" in workflow["on"] and "!= 'pull_request'" in workflow["jobs"]["publish"]["if"]
-    assert main(["ci", "github", "sm90-avx2", "--store", "s3://b/farm", "-n"]) == 0
+    assert main(["ci", "github", "sm90-avx2", "--store", "s3://b/farm", *keys]) == 0
     workflow = load(capsys.readouterr().out)
     assert "secrets.AWS_SECRET_ACCESS_KEY" in json.dumps(workflow["jobs"]["build"])
     assert "pull_request" not in workflow["on"]  # whoever opens one would have the secrets
     assert main(["ci", "github", "sm90-avx2", "--runner", "x86_64=self-hosted", "-n"]) == 0
     assert "pull_request" not in load(capsys.readouterr().out)["on"]  # ... or the machine
+
+
+@pytest.mark.parametrize("where", ["s3://b/torch", "abfs://b/torch", "gs://b/torch"])
+@pytest.mark.parametrize("option", ["--store", "--publish"])
+def test_jobs_log_in_without_keys(option: str, where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the identity of the job, in the jobs that need it alone; nobody who opens a pull request has it."""
+    assert main(["ci", "github", "sm90-avx2", option, where, "-n", "--package", "torchtailor"]) == 0
+    said = capsys.readouterr()
+    assert problems(CiSystem.GITHUB, said.out) == [] and said.err == ""
+    workflow = load(said.out)
+    assert "secrets." not in said.out
+    assert workflow["permissions"] == {"contents": "read"}
+    needs = {"--store": {"build"}, "--publish": {"publish"}}[option]
+    for name, job in workflow["jobs"].items():
+        used = [step["uses"] for step in job["steps"] if "uses" in step]
+        logins = [use for use in used if not use.startswith("actions/")]
+        assert bool(logins) == (name in needs)
+        assert job.get("permissions", {}).get("id-token") == ("write" if name in needs else None)
+        assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", use) for use in used)
+    assert ("pull_request" in workflow["on"]) == (option == "--publish")
+    assert main(["ci", "gitlab", "sm90-avx2", option, where, "-n", "--package", "torchtailor"]) == 0
+    said = capsys.readouterr()
+    pipeline = load(said.out)
+    holder = pipeline[".torchtailor" if option == "--store" else ".publish"]
+    assert problems(CiSystem.GITLAB, said.out) == []
+    if where.startswith("gs:"):  # GitLab's token needs a file that is written by hand
+        assert "Add the credentials of gs://" in said.err
+    else:
+        (token,) = holder["id_tokens"].values()
+        assert token["aud"] and "SECRET" not in said.out
+        assert "_TOKEN_FILE" in pipeline[".torchtailor"]["before_script"][0]
+
+
+def test_artifacts_hold_no_stock_wheels_of_nvidia(capsys: pytest.CaptureFixture[str]) -> None:
+    """Left out where they were built, and fetched where they are needed; the test of the steps runs both."""
+    for system in CiSystem:
+        assert main(["ci", system.value, "sm90-avx2", "-n", "--publish", "s3://b/torch"]) == 0
+        lines = scripts(system, load(capsys.readouterr().out))
+        assert sum("path.unlink()" in text for text in lines) == sum("#sha256=" in text for text in lines) == 1
 
 
 FARMS = """
@@ -128,7 +168,7 @@ def test_what_the_section_of_a_farm_says_is_as_if_given(
     system: CiSystem, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (elsewhere / "torchtailor.toml").write_text(FARMS)
-    line = ["ci", system.value, "sm{80,90}-avx2", "-n", "--publish", "s3://b/torch"]
+    line = ["ci", system.value, "sm{80,90}-avx2", "-n", "--publish", "s3://b/torch", "--login", "keys"]
     assert main([*line, "--on", "pods"]) == 0
     said = capsys.readouterr()
     workflow = load(said.out)
@@ -215,7 +255,7 @@ def test_what_comes_from_a_store_is_published_with_its_report(
 
 def test_gitlab_is_told_which_secrets_are_for_publish_alone(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["ci", "gitlab", "sm90-avx2", "--publish", "abfs://c/torch", "-n", "--store", "s3://b/farm"]
-    assert main(line) == 0
+    assert main([*line, "--login", "keys"]) == 0
     head = [row for row in capsys.readouterr().out.splitlines() if row.startswith("# Settings")]
     assert len(head) == 2
     assert "AWS_SECRET_ACCESS_KEY" in head[0] and "environment scope" not in head[0]
@@ -224,9 +264,9 @@ def test_gitlab_is_told_which_secrets_are_for_publish_alone(capsys: pytest.Captu
 
 
 def test_gitlab_counts_the_jobs_that_publish(catalog: Catalog) -> None:
-    many = plan_of(catalog, CiSystem.GITLAB, "sm*-avx2", release="2.15", publish="s3://b/torch")
+    many = plan_of(catalog, CiSystem.GITLAB, "sm*-avx2", releases=("2.15",), publish="s3://b/torch")
     assert many.most_at_once == 2 * len(many.jobs)
-    assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", release="2.15").most_at_once == len(many.jobs)
+    assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", releases=("2.15",)).most_at_once == len(many.jobs)
 
 
 def test_what_was_compiled_is_kept_when_a_job_fails_or_runs_out_of_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -488,9 +528,11 @@ def test_the_plug_in_of_a_scheme_is_installed(
     option: str, where: str, package: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for system in CiSystem:
-        assert main(["ci", system.value, "sm90-avx2", "-n", option, where, "--package", "torchtailor"]) == 0
+        words = [option, where, "--package", "torchtailor", "--login", "keys"]
+        assert main(["ci", system.value, "sm90-avx2", "-n", *words]) == 0
         captured = capsys.readouterr()
-        (line,) = {row for text in scripts(system, load(captured.out)) for row in text.splitlines() if "pip" in row}
+        shell = [row for text in scripts(system, load(captured.out)) for row in text.splitlines()]
+        (line,) = {row for row in shell if "pip install" in row}
         assert line.endswith(f'"$TORCHTAILOR" {package}'.rstrip())
         assert captured.err == (f"warning: {said}\n" if said else "")
         assert (said.removesuffix(" to it yourself.") in captured.out) or not said

@@ -34,7 +34,7 @@ GPU_RUNNERS = st.builds(lambda gpu, labels: (f"{gpu}={labels}",), st.sampled_fro
 OPTIONS = st.builds(
     CiOptions,
     selectors=SELECTORS,
-    release=st.sampled_from([None, "2.15", "cuda-13_0"]),
+    releases=st.sampled_from([(), ("2.15",), ("cuda-13_0",), ("2.14", "2.15")]),
     method=st.sampled_from([WHEEL, SOURCE, NIX]),
     nvidia=st.booleans(),
     build_options=st.sampled_from([(), ("--recompress",), ("--set", "A=b c"), ("--variants",)]),

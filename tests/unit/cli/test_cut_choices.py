@@ -24,6 +24,7 @@ from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import ExitCode
 from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.cut_document import JobCut
+from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import Trace, TracedLibrary, write_trace
 
@@ -41,7 +42,7 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "strip": (["--no-strip"], {"strip": False}),
     "relr": (["--relr"], {"relr": True}),
     "recompress": (["--recompress"], {"recompress": {"level": 19, "driver": None}}),
-    "level": (["--recompress", "--level", "3"], {"recompress": {"level": 3, "driver": None}}),
+    "zstd_level": (["--recompress", "--zstd-level", "3"], {"recompress": {"level": 3, "driver": None}}),
     "split": (["--split"], {"split": True}),
     "workload": (["--workload", "app.trace"], {"workload": USED}),
     "margin": (["--workload", "app.trace", "--margin", "library"], {"workload": {**USED, "margin": "library"}}),
@@ -120,8 +121,8 @@ def test_it_has_its_effect_or_is_refused_with_its_reason(
     if command == "ci" and option == "level":  # it has one of its own
         assert code == ExitCode.USAGE and "--level '3' is not static" in document["error"]
         words = line(command, "recompress", index, image)
-        assert main([*words, "--build-options", "--level 3"]) == ExitCode.OK
-        assert "--recompress --level 3" in json.loads(capsys.readouterr().out)["text"]
+        assert main([*words, "--build-options", "--zstd-level 3"]) == ExitCode.OK
+        assert "--recompress --zstd-level 3" in json.loads(capsys.readouterr().out)["text"]
         return
     if reason := REFUSED.get((command, option)):
         assert code == ExitCode.USAGE
@@ -179,6 +180,15 @@ def test_a_job_carries_the_whole_cut(choices: dict[str, Any]) -> None:
     cut = Cut(**{"nvidia": False, **choices})
     data = msgspec.json.encode(cut.for_job)
     assert Cut.of(msgspec.json.decode(data, type=JobCut)) == cut
+
+
+@pytest.mark.parametrize("choices", [choices for choices in CHOICES if "split" not in choices])
+def test_the_history_of_an_image_names_every_choice(choices: dict[str, Any]) -> None:
+    words = ImageOptions(Cut(**choices)).line().split()
+    negated = {"lto": "--no-lto", "strip": "--strip" if choices.get("strip") else "--no-strip"}
+    for name in choices.keys() - {"targets"}:
+        assert negated.get(name, f"--{name.replace('_', '-')}") in words
+    assert ("--keep-ptx" in words) is ("targets" in choices)
 
 
 def test_the_documents_of_different_cuts_differ() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchtailor.core.errors import ExitCode
+from torchtailor.core.origin import requirement
 
 # As in an environment without the `verify` extra: importing these fails.
 WITHOUT = "import sys\nfor name in ('numpy', 'capstone'): sys.modules[name] = None\n"
@@ -44,7 +45,7 @@ def test_without_the_extra_a_sentence_names_it(arguments: list[str]) -> None:
     result = python(f"from torchtailor.cli import main\nsys.exit(main({arguments!r}))")
     assert result.returncode == ExitCode.ENVIRONMENT
     assert "is not installed." in result.stderr
-    assert "pip install 'torchtailor[verify]'" in result.stderr
+    assert f"pip install '{requirement('verify')}'" in result.stderr
 
 
 def test_a_source_build_asks_before_it_compiles() -> None:
@@ -55,7 +56,7 @@ def test_a_source_build_asks_before_it_compiles() -> None:
     )
     said = python(code).stdout
     assert said.startswith("False")
-    assert "torchtailor[verify]" in said
+    assert requirement("verify") in said
     assert "--no-verify" in said
 
 

@@ -52,10 +52,16 @@ def test_everything_that_is_printed_is_clean(monkeypatch: pytest.MonkeyPatch, te
 
 
 def test_json_of_names_that_are_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
-    console.print_json("error", ErrorDocument("lib\udcff.so", "\x9b\u202e", 3))
+    console.print_json("error", ErrorDocument("lib\udcff.so", "\x9b\u202e\u061c", 3))
     document = json.loads(text := capsys.readouterr().out)
-    assert (document["error"], document["hint"]) == ("lib\udcff.so", "\x9b\u202e")
+    assert (document["error"], document["hint"]) == ("lib\udcff.so", "\x9b\u202e\u061c")
     assert text.isascii()
+
+
+def test_json_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json("error", ErrorDocument("\x9b\u202e", "\u061c\u2066", 3))
+    assert (text := capsys.readouterr().out).isascii()
+    assert json.loads(text)["hint"] == "\u061c\u2066"
 
 
 def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from tests.unit.fetch.packages import Package, html_index
 from tests.unit.fetch.serving import Site, serve
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli import main
-from torchtailor.cli.ui.log import log_on_stderr
+from torchtailor.cli._verbose import log_on_stderr
 from torchtailor.core.errors import ExitCode
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.settings import read_settings

@@ -12,6 +12,7 @@ import pytest
 
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import COMMANDS
+from torchtailor.core import version
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,3 +68,17 @@ def test_the_sources_of_the_errata_exist() -> None:
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row.rstrip("| ").rpartition(" | ")[2])]
     assert len(named) > 40
     assert [name for name in named if name not in sources] == []
+
+
+def test_pages_follow_the_switch(gendocs: ModuleType) -> None:
+    """All pages, turned to a published torchtailor and back."""
+    named = 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text("utf-8")
+        published = gendocs.as_installed(text, published=True)
+        assert gendocs.as_installed(published, published=False) == gendocs.as_installed(text, published=False)
+        assert "git+URL@COMMIT" not in published.replace("`'torchtailor @ git+URL@COMMIT'`", ""), page
+        if not version.PUBLISHED:
+            assert not re.search(r"(pip|tool) install [^`\n&|;']*\btorchtailor(?![-\w/])", text), page
+        named += published != text
+    assert version.PUBLISHED or named >= 8

@@ -73,3 +73,24 @@ def test_the_whole_site_is_built_strictly(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     for name in ("index.html", "commands.html", "selector/index.html", "search/search_index.json"):
         assert (tmp_path / name).is_file()
+
+
+def slugs(title: str) -> tuple[str, str]:
+    """The anchor of a heading as a forge writes it, and as Python-Markdown does, which joins what signs leave apart."""
+    text = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")).strip().lower()
+    return re.sub(r"\s", "-", text), re.sub(r"[-\s]+", "-", text)
+
+
+def test_links_to_headings_are_the_same_on_a_forge_and_in_the_site() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    anchors = {
+        page.resolve(): [slugs(title) for title in re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)]
+        for page in pages
+    }
+    wrong = []
+    for page in pages:
+        for path, anchor in re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", page.read_text("utf-8")):
+            target = (page.parent / path).resolve() if path else page.resolve()
+            if target in anchors and (anchor, anchor) not in anchors[target]:
+                wrong.append(f"{page.relative_to(ROOT)}: {path}#{anchor}")
+    assert not wrong

@@ -12,7 +12,6 @@ import pytest
 from tests import machines
 from torchtailor.advise.host.model import InstalledTorch
 from torchtailor.advise.host.probe import CommandOutcome, CommandResult
-from torchtailor.advise.host.store import dumps
 from torchtailor.advise.host.torches import _SCRIPT
 from torchtailor.cli import main
 from torchtailor.code.binary.elf import ElfFile
@@ -405,7 +404,7 @@ def test_a_torch_without_gpu_code_is_one_for_the_cpu(tmp_path: Path, capsys: pyt
     (site / "torch-2.15.0+cu132.nogpu.dist-info").mkdir()
     for machine, kinds in (("zen4", []), ("h100-driver-580", ["cpu-build"])):
         described = tmp_path / f"{machine}.json"
-        described.write_bytes(dumps(machines.host(machine)))
+        described.write_bytes(msgspec.json.encode(machines.host(machine)))
         main(["doctor", "--from", str(described), "--env", str(site), "--json"])
         answer = msgspec.json.decode(capsys.readouterr().out)
         assert [problem["kind"] for problem in answer["problems"]] == kinds
@@ -416,7 +415,9 @@ def test_a_described_machine_with_an_environment_of_this_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     described = tmp_path / "host.json"
-    described.write_bytes(dumps(msgspec.structs.replace(machines.host("h100-driver-580"), torches=(OLD,))))
+    described.write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(machines.host("h100-driver-580"), torches=(OLD,)))
+    )
     site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
     (site / "torch").mkdir(parents=True)
     (site / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\n")
@@ -443,7 +444,7 @@ def test_a_damaged_installation(
     version_py: bytes, library: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     described = tmp_path / "host.json"
-    described.write_bytes(dumps(machines.host("h100-driver-580")))
+    described.write_bytes(msgspec.json.encode(machines.host("h100-driver-580")))
     site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
     (site / "torch" / "lib").mkdir(parents=True)
     (site / "torch-2.13.0.dist-info").mkdir()
@@ -478,7 +479,7 @@ def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> N
     assert isinstance(tmp_path, Path)
     described = tmp_path / "host.json"
     host = msgspec.structs.replace(machines.host("rtx-5090"), torches=(OLD,))
-    described.write_bytes(dumps(host))
+    described.write_bytes(msgspec.json.encode(host))
     log = tmp_path / "log.txt"
     log.write_text("Traceback\nRuntimeError: CUDA error: no kernel image is available for execution on the device\n")
     assert main(["doctor", "--from", str(described), str(log)]) == ExitCode.CHECK_FAILED

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
-from torchtailor.advise.host.store import dumps
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 from torchtailor.verification.failures import Diagnosis, diagnose, load_failures
@@ -429,7 +429,7 @@ def test_doctor_reads_logs(
 ) -> None:
     """One command for messages and logs; for the log of a build the machine is not looked at."""
     host = tmp_path / "host.json"
-    host.write_bytes(dumps(machines.host("zen4")))
+    host.write_bytes(msgspec.json.encode(machines.host("zen4")))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     log = name
     if name != "-":

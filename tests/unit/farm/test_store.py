@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -14,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from torchtailor.building.farm.records import JobRecord
+from torchtailor.building.farm.records import FarmFile, JobRecord
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store, unused_files
 from torchtailor.cli import main
+from torchtailor.core.disk import DamagedFileError
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.core.store import FolderStore, RemoteStore, check_store, store_folder
-from torchtailor.core.trust import read_limited
+from torchtailor.core.trust import Limit, read_limited
 
 KEY = hashlib.sha256(b"a job").hexdigest()
 
@@ -222,6 +224,116 @@ def test_what_is_no_plain_file_is_damage(tmp_path: Path, monkeypatch: pytest.Mon
         assert not blob.exists()
         store.put(made(tmp_path), "torch.whl")
     listener.close()
+
+
+class Few:
+    """A hash of no more than so many bytes."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def update(self, piece: bytes) -> None:
+        self.left -= len(piece)
+        assert self.left >= 0
+
+    def hexdigest(self) -> str:
+        return "0" * 64
+
+
+FOLDERS: dict[str, Callable[[Path], object]] = {
+    "file": lambda path: path.write_bytes(b"x"),
+    "pipe": os.mkfifo,
+    "nowhere": lambda path: path.symlink_to("nowhere"),
+    "itself": lambda path: path.symlink_to(path),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_is_no_folder_is_damage_too(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    file = made(tmp_path)
+    for depth in ("*", "*/*"):
+        store = open_farm_store(str(root))
+        store.finish(KEY, JobRecord("fetch", (store.put(file, "torch.whl"),)))
+        store.put_text("tokens/one", "x")
+        for folder in [*root.glob(depth)]:
+            if folder.is_dir():
+                shutil.rmtree(folder)
+                FOLDERS[kind](folder)
+        assert store.record(KEY) is None and store.finished([KEY]) == frozenset() and store.lost([KEY]) == {KEY}
+        store.check_writable()
+        store.finish(KEY, JobRecord("fetch", (store.put(file, "torch.whl"),)))
+        store.get(KEY, store.need(KEY).files[0], tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == b"content"
+
+
+def test_nothing_outside_of_a_store_is_written_or_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write to it has put links there, to folders of who uses it."""
+    monkeypatch.setattr("torchtailor.building.farm.store._DAY", 0.01)
+    root, outside = tmp_path / "store", tmp_path / "letters"
+    outside.mkdir()
+    (outside / "old").write_text("a letter")
+    time.sleep(0.05)
+    store = open_farm_store(str(root))
+    file = FarmFile("torch.whl", hashlib.sha256(b"content").hexdigest(), 7)
+    for place in ("tokens", "blobs", "records", f"blobs/{file.sha256[:2]}", f"records/{KEY[:2]}"):
+        folder = root / place
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(outside)
+        if os.geteuid() == 0:
+            os.lchown(folder, 65534, 65534)
+        else:
+            monkeypatch.setattr("torchtailor.core.store.os.geteuid", lambda: 65534)
+        assert store.read_text(f"{place}/old") is None
+        store.remove_text(f"{place}/old")
+        store.check_writable()
+        store.finish(KEY, JobRecord("fetch", (store.put(made(tmp_path), "torch.whl"),)))
+        store.forget(KEY)
+        assert [path.name for path in outside.iterdir()] == ["old"], place
+
+
+def test_a_folder_of_a_store_may_be_on_another_disk(tmp_path: Path) -> None:
+    """By a link of whoever uses it."""
+    root, other = tmp_path / "store", tmp_path / "other"
+    root.mkdir()
+    other.mkdir()
+    (root / "blobs").symlink_to(other)
+    store = open_farm_store(str(root))
+    store.put(made(tmp_path), "torch.whl")
+    assert len([*other.glob("*/*")]) == 1 and (root / "blobs").is_symlink()
+
+
+def test_more_than_is_listed_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole of a terabyte in a folder; in a bucket, what would fill the disk or the memory."""
+    store = open_farm_store(str(tmp_path / "store"))
+    file = store.put(made(tmp_path), "torch.whl")
+    store.finish(KEY, JobRecord("fetch", (file,)))
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    blob.chmod(0o644)
+    os.truncate(blob, 1 << 40)
+    assert store.lost([KEY]) == {KEY}
+    with pytest.raises(MissingOutputError):
+        store.get(KEY, file, tmp_path / "out")
+
+    bucket = RemoteStore(f"memory://{tmp_path.name}", pauses=())
+    monkeypatch.setattr("torchtailor.core.store._PIECE", 10)
+    bucket.put_bytes(b"content" * 1000, "large")
+    with monkeypatch.context() as small:
+        small.setattr("hashlib.sha256", lambda: Few(20))
+        with pytest.raises(DamagedFileError):
+            bucket.fetch_file("large", file.sha256, tmp_path / "large", most=7)
+
+    farm = open_farm_store(f"memory://{tmp_path.name}")
+    monkeypatch.setattr(Limit, "PAGE", 1000)
+    farm.put_text("tokens/none", "")
+    farm.put_text("tokens/large", "x" * 1001)
+    farm.put_text(f"records/{KEY[:2]}/{KEY}", " " * 1001)
+    assert farm.read_text("tokens/none") == ""
+    with pytest.raises(BadInputError, match="is larger than"):
+        farm.read_text("tokens/large")
+    assert farm.finished([KEY]) == frozenset() and farm.record(KEY) is None
 
 
 def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.unit.fetch.serving import Fault, Site
 from tests.waiting import wait_until
 from torchtailor.core.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache, EntryKind
-from torchtailor.fetch.client import Client
+from torchtailor.fetch.client import Client, ContentRange
 from torchtailor.fetch.download import Downloader, Fetched, WrongBytesError
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.pages import WheelFile
@@ -279,3 +279,21 @@ def test_waiting_for_the_server_is_bounded(file: WheelFile, fetch: Callable[...,
     with pytest.raises(NetworkError, match=r"no answer in time| broke: "):
         fetch(file, timeout=0.2, retries=1)
     wait_until(lambda: site.hung_up, "the client was the one that gave up")
+
+
+@pytest.mark.parametrize(
+    ("header", "sent"),
+    [
+        ("bytes 5-9/20", ContentRange(5, 9, 20)),
+        ("bytes 5-9/*", ContentRange(5, 9)),
+        ("bytes 5-9", ContentRange(5, 9)),  # without the size, as some servers write it
+        ("bytes */20", ContentRange(size=20)),
+        ("", ContentRange()),
+        ("bytes 5-", ContentRange()),
+        ("bytes 5-9/20, 3", ContentRange()),
+        (f"bytes {'9' * 19}-9/20", ContentRange()),
+        ("items 5-9/20", ContentRange()),
+    ],
+)
+def test_what_a_response_has_of_a_file(header: str, sent: ContentRange) -> None:
+    assert ContentRange.of({"content-range": header}) == sent

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.unit.fetch.packages import Package
-from torchtailor.core.errors import NoMatchError, UsageError
+from tests.unit.fetch.serving import Fault, Site, serve
+from torchtailor.core.errors import NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.resolve import resolve
@@ -62,6 +64,59 @@ def test_what_only_a_later_index_has_is_refused_with_the_way_to_it(tmp_path: Pat
     with pytest.raises(NoMatchError) as error:
         resolve([Requirement("our-library==99.0")], finder(tmp_path, indexes), TARGET)
     assert "--index-strategy unsafe-best-match" in (error.value.hint or "")
+
+
+@pytest.fixture
+def private() -> Iterator[Site]:
+    with serve(Site()) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b'<a href="our_library-1.0.tar.gz">our_library-1.0.tar.gz</a>',
+        b"",
+        b"<title>Log in</title>",
+        b'<a data-yanked="" href="our_library-1.0-py3-none-any.whl">our_library-1.0-py3-none-any.whl</a>',
+        b'<a href="our_library-1.0-cp27-none-win32.whl">our_library-1.0-cp27-none-win32.whl</a>',
+    ],
+)
+def test_an_index_that_answers_has_the_package_whatever_it_has_of_it(
+    page: bytes, tmp_path: Path, indexes: tuple[str, str], private: Site
+) -> None:
+    """As with uv: a public wheel does not replace what a private index has as a source archive only."""
+    private.content["/simple/our-library/"] = page
+    found = finder(tmp_path, (f"{private.url}/simple", indexes[1]))
+    with pytest.raises(NoMatchError) as error:
+        resolve([Requirement("our-library")], found, TARGET)
+    assert "--index-strategy unsafe-best-match" in (error.value.hint or "")
+    assert "not from" in found.notes(["our-library"])[0]
+    assert newest(finder(tmp_path, (f"{private.url}/simple", indexes[1]), "unsafe-best-match")) == "99.0"
+
+
+def test_an_empty_folder_of_a_local_index_has_the_package(tmp_path: Path, indexes: tuple[str, str]) -> None:
+    next((tmp_path / "private" / "our-library").iterdir()).unlink()
+    assert not finder(tmp_path, indexes).fitting("our-library", TARGET)
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 502])
+def test_an_index_that_refuses_everything_may_have_the_package(
+    status: int, tmp_path: Path, indexes: tuple[str, str], private: Site
+) -> None:
+    """A login that is missing is no reason to take what somebody else has published."""
+    private.always |= dict.fromkeys(("/simple/our-library/", "/simple"), Fault(status=status))
+    with pytest.raises(NetworkError, match=str(status)):
+        newest(finder(tmp_path, (f"{private.url}/simple", indexes[1]), PIP_RETRIES="0"))
+
+
+def test_a_server_that_refuses_what_it_lacks_is_said(tmp_path: Path, indexes: tuple[str, str], private: Site) -> None:
+    """As a bucket does that nobody may list."""
+    private.content["/simple"] = b""
+    private.always["/simple/filelock/"] = Fault(status=403)
+    found = finder(tmp_path, (f"{private.url}/simple", indexes[1]))
+    assert newest(found, "filelock") == "4.2"
+    assert f"{private.url}/simple answered 403" in found.notes(["filelock"])[0]
 
 
 def test_pips_rule_on_request(tmp_path: Path, indexes: tuple[str, str]) -> None:

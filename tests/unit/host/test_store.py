@@ -14,7 +14,7 @@ from tests import machines
 from torchtailor.advise.host import store
 from torchtailor.advise.host.detect import detect
 from torchtailor.advise.host.probe import RecordingProbe, ReplayProbe
-from torchtailor.advise.host.store import dumps, loads
+from torchtailor.advise.host.store import loads
 from torchtailor.advise.recommendation import recommend
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError
 
@@ -22,7 +22,7 @@ from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchEr
 @pytest.mark.parametrize("name", machines.NAMES)
 def test_every_description_survives_a_file(name: str, tmp_path: Path) -> None:
     host = machines.host(name)
-    store.write(store.dumps(host), tmp_path / "host.json")
+    store.write(msgspec.json.encode(host), tmp_path / "host.json")
     assert store.load(tmp_path / "host.json") == host
     assert [path.name for path in tmp_path.iterdir()] == ["host.json"]
 
@@ -63,7 +63,7 @@ def test_what_is_no_description_is_refused_in_a_sentence(data: bytes, says: str)
     ],
 )
 def test_a_damaged_field_is_named(path: tuple[str | int, ...], value: object, says: str) -> None:
-    document = json.loads(store.dumps(machines.host("h100-driver-580")))
+    document = json.loads(msgspec.json.encode(machines.host("h100-driver-580")))
     place = document
     for step in path[:-1]:
         place = place[step]
@@ -87,10 +87,10 @@ def test_another_system_is_known_by_any_of_its_names(os_id: str, os: str, known:
     """Descriptions come from other tools and hands, too; no wheel of Linux is recommended for them."""
     host = machines.host("zen4")
     system = msgspec.structs.replace(host.system, os_id=os_id, os=os, kernel="24.1.0", libc=None, libc_version=None)
-    read = loads(dumps(msgspec.structs.replace(host, system=system)), "host.json")
+    read = loads(msgspec.json.encode(msgspec.structs.replace(host, system=system)), "host.json")
     assert (read.system.os_id, read.system.linux) == (known, False)
     assert says in read.notes[0].text
-    assert loads(dumps(read), "host.json") == read
+    assert loads(msgspec.json.encode(read), "host.json") == read
     answer = recommend(read, catalog=machines.catalog())
     assert answer.best is None
     assert answer.machine.endswith(f", {os}")

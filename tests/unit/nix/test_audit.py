@@ -193,7 +193,7 @@ def test_the_command_says_it_in_three_formats(capsys: pytest.CaptureFixture[str]
     assert set(document["trees"][0]["findings"][0]) == {"rule", "severity", "file", "line", "message", "fix"}
     assert main([*arguments, "--format", "github"]) == ExitCode.CHECK_FAILED
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith(("::error file=", "::warning file=")) for line in lines)
+    assert all(line.startswith(("::error file=", "::warning file=", "::notice file=")) for line in lines)
 
 
 def test_warnings_fail_only_a_strict_audit(

@@ -11,6 +11,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.core.errors import EnvironmentProblem, ExitCode
 from torchtailor.core.extras import need_module
+from torchtailor.core.origin import requirement
 from torchtailor.nix.pins import Pins
 from torchtailor.nix.render import environment_files
 from torchtailor.nix.report import rules_table
@@ -47,7 +48,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tree_sitter_nix", None)
     with pytest.raises(EnvironmentProblem, match="tree-sitter-nix") as caught:
         need_module("tree_sitter_nix", extra="recipes", purpose="Recipes need")
-    assert "torchtailor[recipes]" in caught.value.hint
+    assert requirement("recipes") in caught.value.hint
 
 
 def test_the_command_says_which_extra_is_missing(

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.nix.conftest import write_tree
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
-from torchtailor.core.errors import ExitCode, UsageError
+from torchtailor.core.errors import BadInputError, ExitCode, UsageError
 from torchtailor.nix.audit import audit, open_tree
 from torchtailor.nix.evaluate import Failed, evaluate
 from torchtailor.nix.migrate import plan_migration
@@ -59,7 +59,7 @@ def add(root: Path, cuda: str, *, rev: str = NEW, more: str = "", isa: str = "av
 
 def release(catalog: Catalog, root: Path) -> tuple[str, bool]:
     found = open_tree(catalog, tree_at(root), with_nix=False).identified
-    return found.release.name, found.certain
+    return found.release.recipe_name, found.certain
 
 
 def test_the_version_decides_and_not_the_cuda_in_the_names(catalog: Catalog, tmp_path: Path) -> None:
@@ -179,16 +179,77 @@ def test_the_summary_says_what_was_done(catalog: Catalog, tmp_path: Path) -> Non
     assert "no known release, 1 recipes read, none evaluated with Nix" in list(audit_lines([report]))[-1][1]
 
 
-def test_a_pin_that_nobody_here_knows_is_replaced_only_when_asked(catalog: Catalog, tmp_path: Path) -> None:
-    path = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cuda12_9-sm90-avx512.nix"
-    path.parent.mkdir(parents=True)
-    url = f"https://github.com/NixOS/nixpkgs/archive/{NOWHERE}.tar.gz"
-    path.write_text(f'(import (builtins.fetchTarball "{url}") {{ }}).python313Packages.torch.override {{ }}\n')
-    with pytest.raises(UsageError, match=f"1 recipes pin nixpkgs {NOWHERE}") as refused:
-        plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9")
-    assert "--replace-pin" in str(refused.value.hint)
+BANNER = "# For the cluster in Lyon; ask Ada before you change the pin.\n# Needs CUDA 13.0 everywhere.\n\n"
+
+
+def test_a_pin_that_nobody_here_knows_is_kept(catalog: Catalog, tmp_path: Path) -> None:
+    """Someone chose it: all recipes of the tree keep it, the missing ones too, and it is not called checked."""
+    path = add(tmp_path, "12_9", rev=NOWHERE)
+    path.write_text(BANNER + path.read_text().replace('.tar.gz";', f'.tar.gz"; sha256 = "sha256-{"B" * 43}=";'))
+    migration = plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9")
+    assert f"50 recipes keep nixpkgs {NOWHERE}, which the catalog does not know" in migration.report()
+    assert migration.pins == {NOWHERE: 50}
+    migration.apply()
+    texts = {
+        file.name: file.read_text() for file in (tmp_path / ".flox").rglob("*.nix") if file.parent.name != "torchtailor"
+    }
+    assert f'sha256 = "sha256-{"B" * 43}=";' in texts["default.nix"]
+    assert not any(NEW in text for text in texts.values())
+    written = texts[path.name]
+    assert NOWHERE in written
+    assert "torchtailor has not checked it" in written
+    assert "# For the cluster in Lyon; ask Ada before you change the pin." in written
+    assert "Needs CUDA 13.0" not in written  # it is compiled with 12.9
+    assert "line 2: the comment 'Needs CUDA 13.0 everywhere.' (claim-cuda)" in migration.report()
+    (report,) = audit(catalog, tmp_path, use_nix=False)
+    assert {finding.rule for finding in report.findings} == {"pin-unknown"}
+    assert not plan_migration(catalog, tree_at(tmp_path)).needed
+
+
+def test_it_is_replaced_when_that_is_asked_also_later(catalog: Catalog, tmp_path: Path) -> None:
+    add(tmp_path, "12_9", rev=NOWHERE)
     migration = plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9", replace_pin=True)
     assert f"nixpkgs {NOWHERE}, replaced by {NEW}" in migration.report()
+    assert migration.pins == {NEW: 50}
+    plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9").apply()
+    migration = plan_migration(catalog, tree_at(tmp_path), replace_pin=True)
+    assert f"nixpkgs {NOWHERE}, replaced by {NEW}" in migration.report()
+    migration.apply()
+    files = (tmp_path / ".flox").rglob("*.nix")
+    assert not any(NOWHERE in file.read_text() for file in files)
+
+
+def test_a_recipe_that_was_changed_by_hand_keeps_what_was_kept(catalog: Catalog, tmp_path: Path) -> None:
+    path = add(tmp_path, "12_9", rev=NOWHERE)
+    path.write_text(BANNER + path.read_text())
+    plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9").apply()
+    before = path.read_text()
+    path.write_text(before.replace('gpuArchSM = "9.0"', 'gpuArchSM = "8.0"'))
+    plan_migration(catalog, tree_at(tmp_path)).apply()
+    assert path.read_text() == before
+
+
+def test_several_pins_of_a_tree_are_said(catalog: Catalog, tmp_path: Path) -> None:
+    add(tmp_path, "12_9", rev=NOWHERE)
+    add(tmp_path, "12_9", rev=NOWHERE, isa="avx")  # which the release does not have, so that it stays as it is
+    migration = plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9", replace_pin=True)
+    assert f"The tree pins several nixpkgs: {NOWHERE[:12]} (1 recipes), {NEW[:12]} (50 recipes)." in migration.report()
+
+
+def test_a_nixpkgs_of_no_revision_is_listed(catalog: Catalog, tmp_path: Path) -> None:
+    add(tmp_path, "12_9", rev="nixos-unstable")
+    migration = plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9")
+    assert f"nixpkgs: not pinned to a revision, now {NEW}" in migration.report()
+
+
+@pytest.mark.parametrize(
+    "row", ['nixpkgs = "main"', "nixpkgs_sha256 = 'x\"; y'", 'comments = ["a\\nbuiltins.abort"]', "nixpkgs = 3"]
+)
+def test_what_was_kept_must_be_plain(tmp_path: Path, row: str) -> None:
+    """It becomes part of Nix files."""
+    (tmp_path / "torchtailor-kept.toml").write_text(f'["pytorch-python313-cuda12_9-sm90-avx512"]\n{row}\n')
+    with pytest.raises(BadInputError, match="is not valid"):
+        load_pins(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["build", "publish", "recipes write"])

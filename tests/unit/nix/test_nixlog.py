@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, ImpossibleError, NetworkError, NoMatchError
 from torchtailor.nix.nixerrors import BUILDER_FAILED, UNKNOWN, explain
-from torchtailor.nix.nixlog import NixLog, read_log
+from torchtailor.nix.nixlog import NixLog
 
 LOGS = Path(__file__).parent / "logs"
 
 
 def recorded(name: str, folder: Path | None = None) -> NixLog:
-    with (LOGS / f"{name}.log").open() as file:
-        return read_log(file, folder)
+    log = NixLog(folder)
+    for line in (LOGS / f"{name}.log").read_text().splitlines(keepends=True):
+        log.feed(line)
+    log.close()
+    return log
 
 
 def test_interleaved_builds_get_one_contiguous_log_each(tmp_path: Path) -> None:

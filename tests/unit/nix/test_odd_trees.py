@@ -14,7 +14,9 @@ from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
 from torchtailor.nix.audit import audit
+from torchtailor.nix.migrate import migrate_recipes
 from torchtailor.nix.nix import has_nix
+from torchtailor.nix.report import audit_lines
 from torchtailor.nix.tree import find_trees
 from torchtailor.nix.write import plan_trees
 
@@ -104,3 +106,90 @@ def test_recipes_of_one_name_in_several_trees_have_results_and_logs_of_their_own
     jobs = plan_recipes(catalog, tmp_path, (), tmp_path / "out").jobs
     assert len({job.name for job in jobs}) < len(jobs)
     assert len({job.link for job in jobs}) == len({job.logs for job in jobs}) == len(jobs)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"flake.nix": "{ outputs = _: { }; }\n", "overlay.nix": "final: prev: { }\n"},
+            "holds Nix files, but no recipes",
+        ),
+        ({"default.nix": "{ }\n", "pkgs/development/python-modules/torch/x.nix": "{ }\n"}, "is nixpkgs itself"),
+        ({"modules/default.nix": "{ }\n"}, "holds Nix files, but no recipes"),
+        ({".flox/pkgs/hello.nix": "{ hello }: hello\n"}, "holds Nix files, but no recipes"),
+    ],
+)
+def test_what_is_no_tree_of_recipes_is_said_to_be_none(
+    catalog: Catalog, tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for act in (audit, migrate_recipes):
+        with pytest.raises(NoMatchError, match=said):
+            act(catalog, tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.nix")} == files.keys()
+
+
+PACKAGE = """{ buildPythonPackage, fetchurl, fetchpatch, fetchFromGitHub, stdenv, hash, config }:
+let
+  srcs = import ./hashes.nix;
+  supportedTorchCudaCapabilities =
+    let
+      real = [ "8.0" "9.0" "9.0a" "10.0" "10.0" "sm_120" ];
+      ptx = map (x: "${x}+PTX") real;
+    in
+    real ++ ptx;
+in
+buildPythonPackage.override { inherit stdenv; } (finalAttrs: {
+  pname = "torch";
+  version = "2.9.1";
+  src = fetchurl srcs.x86_64;
+  patches = [ (fetchFromGitHub { inherit hash; owner = "a"; repo = "b"; rev = "c"; }) (fetchpatch { url = "d"; }) ];
+})
+"""
+
+
+def test_the_package_of_nixpkgs_is_checked_as_what_it_is(catalog: Catalog, tmp_path: Path) -> None:
+    folder = tmp_path / "torch"
+    (folder / "source").mkdir(parents=True)
+    (folder / "source" / "default.nix").write_text(PACKAGE)
+    for root in (folder, folder / "source"):
+        (report,) = audit(catalog, root)
+        assert report.package == "torch 2.9.1"
+        found = {(finding.rule, finding.line): finding for finding in report.findings}
+        assert found.keys() == {("capability-list", 6), ("capability-missing", 6), ("hash-placeholder", 15)}
+        assert "11.0" in found["capability-missing", 6].message
+        assert (report.errors, report.warnings, report.notes) == (0, 3, 1)
+        assert "no recipes, but the package torch 2.9.1 itself" in list(audit_lines([report]))[-1][1]
+
+
+SELFCONTAINED = Path(__file__).parent / "selfcontained" / "cuda-13_0" / "pytorch-python313-cuda13_0-sm90-avx512.nix"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / ".flox" / "pkgs" / SELFCONTAINED.name
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def test_floating_names_at_a_fixed_pin_are_notes(catalog: Catalog, tmp_path: Path, own: Path) -> None:
+    """They stay what they are there; without a pin they do not."""
+    text = SELFCONTAINED.read_text()
+    floating = text.replace("cudaPackages_13_0", "cudaPackages_13").replace("python313Packages", "python3Packages")
+    for written, severity in ((floating, "note"), (floating.replace("builtins.fetchTarball", "fetchIt"), "error")):
+        own.write_text(written)
+        (report,) = audit(catalog, tmp_path, use_nix=False, release="cuda-13_0")
+        found = {item.rule: item.severity.value for item in report.findings if item.rule.startswith("alias-")}
+        assert found == {"alias-cuda": severity, "alias-python": severity}
+
+
+def test_dropped_patches_at_an_unknown_pin_are_a_note(catalog: Catalog, tmp_path: Path, own: Path) -> None:
+    text = SELFCONTAINED.read_text().replace("FindCUDAToolkit.cmake", "Other.cmake")
+    dropped = text.replace("pname =", "patches = [ ];\n    pname =", 1)
+    for rev, severity in (("6a030d535719c5190187c4cec156f335e95e3211", "error"), ("0" * 40, "note")):
+        own.write_text(dropped.replace("6a030d535719c5190187c4cec156f335e95e3211", rev))
+        (report,) = audit(catalog, tmp_path, use_nix=False, release="cuda-13_0")
+        assert [item.severity.value for item in report.findings if item.rule == "toolkit-stub"] == [severity]

@@ -273,6 +273,8 @@ TREE_RULES = {
     "unreadable",
     "edited",
     "stale",
+    "capability-list",
+    "capability-missing",
 }
 
 

@@ -34,7 +34,7 @@ def test_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str)
     assert "headers 6 kB" in out
     assert "--squash-shadowed leaves them out" in out
     assert "The same bytes are in several layers: 50.7 kB" in out
-    assert "Signatures of the stock image" in out
+    assert "ignature" not in out  # it has none
     assert read_image(tmp_path / "cut").digest in out
 
 
@@ -70,7 +70,7 @@ def test_an_archive_in_a_pipe_is_nothing_else(
     assert main(["image", source, f"oci-archive:{tmp_path}/cut.tar", "--gpu", "9.0"]) == ExitCode.OK
     capfdbinary.readouterr()
     assert said.out == (tmp_path / "cut.tar").read_bytes()
-    assert b"libdemo.so" in said.err and b"Signatures of the stock image" in said.err
+    assert b"libdemo.so" in said.err
     assert main([*words, "--json"]) == ExitCode.USAGE
     assert b"blobs/" not in capfdbinary.readouterr().out
     assert main([*words, "--json", "-n"]) == ExitCode.OK

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests import machines
@@ -19,7 +20,7 @@ from torchtailor.core.pythons import running_python
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
     path = tmp_path / "server.json"
-    store.write(store.dumps(machines.host("h200-driver-550")), path)
+    store.write(msgspec.json.encode(machines.host("h200-driver-550")), path)
     return path
 
 
@@ -38,7 +39,7 @@ def test_json_of_detect_can_be_loaded_again(described: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("name", ["dgx-spark", "orin-jetpack-6", "h100-mig", "alpine", "power9", "kubernetes-pod"])
 def test_strange_machines_can_be_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "host.json"
-    store.write(store.dumps(machines.host(name)), path)
+    store.write(msgspec.json.encode(machines.host(name)), path)
     assert main(["detect", "--from", str(path)]) == 0
     assert "CPU" in capsys.readouterr().out
 
@@ -154,8 +155,8 @@ def test_a_corrupted_file_is_a_sentence(described: Path, capsys: pytest.CaptureF
     ("gpus", "driver", "says", "never"),
     [
         (["Tesla K80"], "390.157", "Driver 450.80.02 or newer, up to branch R470, enables PyTorch 2.0.1", "515"),
-        (["Tesla K80", "Tesla P100-PCIE-12GB"], "470", "but SM37 would be lost: R470 is the last branch", "560"),
-        (["A100", "V100"], "535.129.03", "Driver 580.65.06 or newer, up to branch R580, enables", "595"),
+        (["GTX 680", "GTX 1080"], "470", "but SM30 would be lost: R470 is the last branch", "560"),
+        (["B200", "V100", "GTX 1060"], "575", "Driver 580.65.06 or newer, up to branch R580, enables", "595"),
     ],
 )
 def test_a_driver_that_drops_a_gpu_of_the_machine_is_no_advice(

@@ -40,6 +40,8 @@ def ask(*gpus: str, python: str | None = None, release: str | None = None, **mor
             "Nothing runs on GPU 2 (GTX 680): Driver 580",
         ),
         (("T4", "K80"), "470.256.02", ("sm75", "sm37"), ""),
+        (("H100", "K40m", "V100"), "580.95.05", ("sm90", "sm70"), "Nothing runs on GPU 1 (K40m): Driver 580"),
+        (("B200", "GTX 1060"), "570.133.20", ("sm100", "sm61"), "No single variant runs on all GPUs"),
         (("GTX 680", "GTX 1080"), "470.256.02", ("sm61",), "Nothing runs on GPU 0 (GTX 680): CUDA 12 no longer"),
     ],
 )
@@ -67,26 +69,30 @@ def test_a_python_that_was_asked_for_is_the_reason() -> None:
 @pytest.mark.parametrize(
     ("gpus", "driver", "best", "per_gpu"),
     [
-        (("RTX 3090", "GTX 1080 Ti"), "535.183.01", "sm86 2.14.1", ("sm86", "sm61")),
+        (("RTX 3090", "GTX 1080 Ti"), "535.183.01", "sm61_86 2.14.1", ("sm86", "sm61")),
         (("RTX 4090", "RTX 3060"), "580.95.05", "sm86 2.15.0", ("sm89", "sm86")),
-        (("H100 PCIe", "A100 80GB PCIe"), "570.86.15", "sm90 2.14.1", ("sm90", "sm80")),
+        (("H100 PCIe", "A100 80GB PCIe"), "570.86.15", "sm80_90 2.14.1", ("sm90", "sm80")),
         (("Tesla T4", "Tesla V100-SXM2-32GB"), "550.54.15", "sm70 2.14.1", ("sm75", "sm70")),
-        (("RTX 5090", "RTX 4090"), "570.133.07", "sm120 2.13.0", ("sm120", "sm89")),
+        (("RTX 5090", "RTX 4090"), "570.133.07", "sm89_120 2.13.0", ("sm120", "sm89")),
         (("RTX 2080 Ti", "RTX 2080 Ti", "Quadro RTX 6000"), "535.183.01", "sm75 2.14.1", ()),
         (("NVIDIA L4", "Tesla P4"), "590.48.01", "sm89 2.15.0", ("sm89",)),
-        (("GTX 1080", "GTX 980"), "580.95.05", "sm61 2.14.1", ("sm61", "sm52")),
+        (("GTX 1080", "GTX 980"), "580.95.05", "sm52_61 2.14.1", ("sm61", "sm52")),
     ],
 )
 def test_machines_with_several_gpus(gpus: tuple[str, ...], driver: str, best: str, per_gpu: tuple[str, ...]) -> None:
-    """sm_70 runs on 7.5 and sm_86 on 8.9, so that one variant serves both; other pairs need two."""
+    """sm_70 runs on 7.5 and sm_86 on 8.9, so that one variant serves both; of other pairs, one wheel is cut for two."""
     found = ask(*gpus, cpu="zen3", driver=driver)
     assert found.best is not None and f"{found.best.gpu} {found.best.pytorch}" == best
     assert tuple(one.gpu for one in found.per_gpu) == per_gpu
 
 
-def test_the_command_for_all_gpus_names_its_environment() -> None:
-    (note,) = (text for text in ask("V100", "A100", cpu="zen3").notes if "torchtailor tailor" in text)
-    assert "`torchtailor tailor --env .venv --gpu 7.0,8.0`" in note
+def test_one_environment_for_all_gpus_is_the_answer_and_one_for_each_the_alternative() -> None:
+    found = ask("RTX 4060 Ti", "GTX 1060", cpu="Ryzen 5 3600", driver="580.95.05")
+    assert found.best is not None and found.command == f"torchtailor install {found.best.variant}"
+    assert found.best.variant == "pytorch214-python313-cuda12_6-sm61_89-avx2"
+    assert (found.best.gpus, found.best.code) == ((0, 1), "sm_86, sm_60")
+    assert [(one.gpu, one.pytorch) for one in found.per_gpu] == [("sm89", "2.15.0"), ("sm61", "2.14.1")]
+    assert not found.upgrades  # 2.15.0 leaves the GTX 1060 without code
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Machines by their parts, and what someone who knows the tables of drivers and wheels would install on them.
 
-The expectations in machines_table.csv were derived from NVIDIA's driver tables and the contents of the official wheels,
-not from what torchtailor answers; `why` says how. Empty columns: not given, or nothing runs.
+The expectations in machines_table.csv and unlisted_machines.csv (several GPUs, Pythons that are asked for, old glibc;
+written down before any of them was asked) were derived from NVIDIA's driver tables and the contents of the official
+wheels, not from what torchtailor answers; `why` says how. Empty columns: not given, or nothing runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from tests import machines
@@ -32,13 +34,21 @@ class Row(NamedTuple):
     method: str
     python: str
     why: str
+    asked: str = ""  # the Python that is asked for
+    glibc: str = ""
 
     def __str__(self) -> str:
-        return " + ".join(part for part in (self.gpu, self.cpu, self.driver or self.jetpack) if part)
+        return " + ".join(
+            part for part in (self.gpu, self.cpu, self.driver or self.jetpack, self.asked, self.glibc) if part
+        )
 
 
-with (Path(__file__).parent / "machines_table.csv").open(newline="") as _file:
-    TABLE = [Row(**row) for row in csv.DictReader(_file)]
+def rows(name: str) -> list[Row]:
+    with (Path(__file__).parent / name).open(newline="") as file:
+        return [Row(**row) for row in csv.DictReader(file)]
+
+
+TABLE = [*rows("machines_table.csv"), *rows("unlisted_machines.csv")]
 
 
 def test_the_table_covers_what_it_should() -> None:
@@ -51,9 +61,16 @@ def test_the_table_covers_what_it_should() -> None:
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_a_machine(row: Row) -> None:
-    given = GivenParts((row.gpu,), row.cpu or None, row.driver or None, row.jetpack or None)
+    given = GivenParts(tuple(row.gpu.split(" + ")), row.cpu or None, row.driver or None, row.jetpack or None)
     host = hypothetical_host(machines.catalog(), given, None, lambda: machines.host("zen4").cpu)
-    best = recommend_for(machines.matrix(), host, Request()).best
+    if row.glibc:
+        system = msgspec.structs.replace(host.system, libc="glibc", libc_version=row.glibc)
+        host = msgspec.structs.replace(host, system=system)
+    answer = recommend_for(machines.matrix(), host, Request(python=row.asked or None))
+    best = answer.best
+    if best is not None:  # what is printed can be typed
+        assert best.variant in (answer.command or "").split()
+        assert machines.matrix().resolve(best.variant, via=best.method).variant.unique_name == best.variant
     found = (
         (best.pytorch, best.cuda or "", best.short_name, best.code or "", best.method, best.python) if best else None
     )

@@ -139,11 +139,11 @@ def test_a_variant_that_promises_more_than_another_gpu_runs_is_not_taken_for_bot
     assert best is not None and best.gpu == "sm86"
 
 
-def test_the_uncut_wheel_that_serves_all_is_the_default_indexs_where_it_can_be() -> None:
+def test_the_wheel_that_serves_all_is_the_default_indexs_where_it_can_be() -> None:
     host = machines.host("a100-rtx-3090")
     older = msgspec.structs.replace(host.gpus[1], name="NVIDIA GeForce RTX 2080 Ti", capability="7.5")
     found = ask(msgspec.structs.replace(host, gpus=(host.gpus[0], older)))
-    assert any("The official cu132 wheel of PyTorch 2.15.0, uncut" in note for note in found.notes)
+    assert found.best is not None and found.best.variant == "pytorch215-python313-cuda13_2-sm75_80-avx2"
 
 
 def test_a_wheel_named_for_more_than_the_cpu_has_runs_all_the_same() -> None:

@@ -7,8 +7,11 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import struct
+import subprocess
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -595,6 +598,48 @@ def test_an_error_of_the_last_step_is_reported(site: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     tailor_environment(site, options())
     check_records(site)
+
+
+@pytest.fixture
+def chattr() -> Iterator[Callable[[str, Path], None]]:
+    """Sets flags of files, and takes them back."""
+    changed: list[tuple[str, Path]] = []
+
+    def change(flag: str, path: Path) -> None:
+        done = subprocess.run(["chattr", f"+{flag}", path], capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip("chattr needs root and a file system with flags")
+        changed.append((flag, path))
+
+    if not shutil.which("chattr"):
+        pytest.skip("needs chattr")
+    yield change
+    for flag, path in reversed(changed):
+        subprocess.run(["chattr", f"-{flag}", path], check=True)
+
+
+@pytest.mark.parametrize("flag", ["i", "a"])
+@pytest.mark.parametrize("what", ["RECORD", "", "library"])
+def test_what_cannot_be_replaced_is_not_cut(
+    site: Path, chattr: Callable[[str, Path], None], flag: str, what: str
+) -> None:
+    """A file, its folder or a RECORD that is immutable: the package stays in line with its RECORD, others are cut."""
+    dist_info = site / "torch-2.10.0.dist-info"
+    path = site / "torch/lib/libtwo.so" if what == "library" else dist_info / what
+    before = {one.name: one.read_bytes() for one in (site / "torch/lib").iterdir()}
+    chattr(flag, path)
+    if what == "RECORD" and flag == "i":
+        outcome = tailor_environment(site, options(nvidia=True, dry_run=True))
+        assert {one.path for one in outcome.changed} == {"nvidia/cublas/lib/libcublas.so.12"}
+    outcome = tailor_environment(site, options(nvidia=True))
+    check_records(site)
+    cut = {one.path for one in outcome.changed}
+    assert "nvidia/cublas/lib/libcublas.so.12" in cut
+    assert ("torch/lib/libtorch_cuda.so" in cut) == (what == "library")
+    left = next(one for one in outcome.libraries if one.path == "torch/lib/libtwo.so")
+    assert left.status is LibraryStatus.SKIPPED
+    assert left.reason == f"{path} is immutable (chattr)"
+    assert (site / "torch/lib/libtwo.so").read_bytes() == before["libtwo.so"]
 
 
 @pytest.mark.parametrize("kind", ["hard", "symbolic"])

@@ -94,7 +94,7 @@ def test_arch_list_of_the_environment_is_used_and_said(
         (["LIB", "--gpu", "5.0", "-o", "OUT"], ExitCode.IMPOSSIBLE, "no GPU code that runs on 5.0"),
         (["TEXT", "--gpu", "9.0", "-o", "OUT"], ExitCode.BAD_INPUT, "text.so"),
         (["LIB", "--gpu", "9.0", "-o", "OUT", "--recompress", "--driver", "535.10"], ExitCode.IMPOSSIBLE, "550.54"),
-        (["LIB", "--gpu", "9.0", "-o", "OUT", "--level", "99"], ExitCode.USAGE, "--level"),
+        (["LIB", "--gpu", "9.0", "-o", "OUT", "--zstd-level", "99"], ExitCode.USAGE, "--zstd-level"),
         (["--gpu", "9.0", "--env", "EMPTY"], ExitCode.NO_MATCH, "no installed Python packages"),
     ],
 )

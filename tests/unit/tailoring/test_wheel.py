@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
+from tests.calling import call
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin, elf
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli._dispatch import run_command
 from torchtailor.core.documents import plain
-from torchtailor.core.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, ExitCode, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.folder import tailor_file
 from torchtailor.tailoring.wheel import WheelOrder, _effort, tailor_wheel, tailor_wheel_each
@@ -408,3 +409,28 @@ def test_the_hashes_of_a_library_that_is_not_changed(tmp_path: Path, dry_run: bo
     row = plain(tailor_file(tmp_path / "libx.so", tmp_path / "out.so", how).document)
     assert row["libraries"][0]["status"] == "unchanged"
     assert row["sha256_before"] == row["sha256_after"] == hashlib.sha256(stock).hexdigest()
+
+
+class TestCutForAnotherBefore:
+    """A library that lost its code for the target by an earlier cut is refused, whatever the others still have."""
+
+    def test_wheels_and_folders(self, tmp_path: Path) -> None:
+        files = {"demo/a.so": (FIXTURES / "raw.so").read_bytes(), "demo/b.so": only_80()}
+        first = call("tailor", build_wheel(tmp_path, files), "--gpu", "9.0", "-o", f"{tmp_path}/9.0/")
+        assert first.returncode == 0, first.stderr
+        (cut,) = (tmp_path / "9.0").iterdir()
+        (tmp_path / "stock").mkdir()
+        for name, data in files.items():
+            (tmp_path / "stock" / Path(name).name).write_bytes(data)
+        assert call("tailor", tmp_path / "stock", "--gpu", "9.0", "-o", tmp_path / "cut").returncode == 0
+        for source in (cut, tmp_path / "cut"):
+            done = call("tailor", source, "--gpu", "8.0", "-o", f"{tmp_path}/8.0/")
+            assert done.returncode == ExitCode.IMPOSSIBLE
+            assert "a.so lost its code for 8.0" in done.stderr
+            assert not (tmp_path / "8.0").exists()
+            again = call("tailor", source, "--gpu", "9.0", "-o", f"{tmp_path}/again-{source.stem}/")
+            assert again.returncode == 0, again.stderr
+
+
+def only_80() -> bytes:
+    return elf(Place(".nv_fatbin", container(Entry(b"\x7fELF" + bytes(60), sm=80))))

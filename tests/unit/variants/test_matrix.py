@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.catalogs import load_pinned
+from torchtailor.building.choose import choose
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit, load_catalog
 from torchtailor.catalog.variants import (
     Matrix,
@@ -24,6 +26,7 @@ from torchtailor.catalog.variants import (
 from torchtailor.catalog.variants.select import unmatched
 from torchtailor.catalog.variants.why import explain
 from torchtailor.core.errors import ImpossibleError, NoMatchError, UsageError
+from torchtailor.publish.ci.plan import CiOptions, CiSystem, plan_ci
 
 SIX = {"avx2", "avx512", "avx512bf16", "avx512vnni", "armv8_2", "armv9"}
 ARM = {"armv8_2", "armv9"}
@@ -232,12 +235,12 @@ def test_why(matrix: Matrix) -> None:
             assert "(sm_80 code does from CUDA 13.2 on)" in line
     assert 'cuda = "13.2"' in orin.text.partition("To add it")[2]  # the newest with a wheel that runs
     offered = explain(matrix, "pytorch210-python313-cuda13_0-sm90-avx512")
-    assert [verdict.where for verdict in offered.verdicts] == ["cuda-13_0 (cu130)"]
+    assert [verdict.where for verdict in offered.verdicts] == ["2.10 (cu130)"]
 
 
 def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
     only = explain(matrix, "sm90-avx512", release="cuda-13_0", python="3.12")
-    assert [verdict.where for verdict in only.verdicts] == ["cuda-13_0 (cu130)"]
+    assert [verdict.where for verdict in only.verdicts] == ["2.10 (cu130)"]
     for refused in (
         explain(matrix, "cpu-avx2", release="main", python="3.14"),
         explain(matrix, "pytorch28-python37-cpu-avx2"),
@@ -263,7 +266,6 @@ def test_variants_are_found_by_product_capability_and_isa(matrix: Matrix) -> Non
     found = find_variants(matrix, release="2.15", gpus=["RTX 4090", "9.0", "cpu"], cpus=["AVX2"], python="3.12")
     assert {variant.short_name for variant in found} == {"sm89-avx2", "sm90-avx2", "cpu-avx2"}
     assert {variant.python for variant in found} == {"3.12"}
-    assert find_variants(matrix, ["nope"]) == ()
     for wrong in ({"gpus": ["Foo"]}, {"cpus": ["mmx"]}, {"python": "2.7"}, {"release": "9.9"}):
         with pytest.raises(NoMatchError):
             find_variants(matrix, **wrong)
@@ -291,6 +293,92 @@ def test_selectors(matrix: Matrix) -> None:
     assert select(cuda13, ["nope"]) == ()
     assert unmatched(cuda13, ["sm{80,95,90}-avx2", "SM{80,96}-*"]) == ("sm95-avx2", "sm96-*")
     assert unmatched(cuda13, ["sm90-avx2", "sm97-avx2"]) == ("sm97-avx2",)
+
+
+@pytest.mark.parametrize(
+    ("selector", "more", "found"),
+    [
+        ("sm90-avx512", {"release": "2.15", "python": ["3.11", "3.12"]}, {("2.15.0", "3.11"), ("2.15.0", "3.12")}),
+        ("sm90-avx512", {"release": "2.14,2.15", "python": "3.12"}, {("2.14.1", "3.12"), ("2.15.0", "3.12")}),
+        ("pytorch215-python311-cuda13_2-sm90-avx512", {}, {("2.15.0", "3.11")}),
+        ("pytorch215-python311-*-sm90-avx512", {}, {("2.15.0", "3.11")}),
+        ("pytorch21{4,5}-python31{1,2}-*-sm90-avx2", {"python": "3.12"}, {("2.14.1", "3.12"), ("2.15.0", "3.12")}),
+        ("pytorch24-*-sm86-avx2", {}, {("2.4.1", "3.12")}),  # its usual Python
+        ("pytorch24-python38-*-sm86-avx2", {}, {("2.4.1", "3.8")}),
+        ("sm90-*", {"usual_release": "2.15"}, {("2.15.0", "3.13")}),
+        ("pytorch214-*-sm90-*", {"usual_release": "2.15"}, {("2.14.1", "3.13")}),
+        ("*-sm90-avx2", {"release": "2.13", "python": "all"}, {("2.13.0", f"3.{n}") for n in range(10, 15)}),
+    ],
+)
+def test_where_a_selector_looks(
+    pinned: Matrix, selector: str, more: dict[str, Any], found: set[tuple[str, str]]
+) -> None:
+    variants = find_variants(pinned, [selector], **more)
+    seen = {(str(one.release.version), one.python) for one in variants if not one.python.endswith("t")}
+    assert seen == found
+
+
+@pytest.mark.parametrize(
+    ("selector", "more", "says", "there"),
+    [
+        ("sm99-avx2", {}, "no variant has sm99", "sm90"),
+        ("sm90-avx9", {}, "no variant of sm90 has avx9", "avx2"),
+        ("sm61-*", {"cpus": ["armv9"]}, "no variant of sm61 has instruction set armv9", "avx2"),
+        ("pytorch299-*", {}, "no variant has pytorch299", "pytorch29"),
+        ("pytorch215-python38-*", {}, "no variant of pytorch215 has python38", "python311"),
+        ("pytorch215-python311-cuda12_1-sm90-avx2", {}, "no variant of pytorch215, python311 has cuda12_1", "cuda13_2"),
+        ("pytorch215-*-sm37-*", {}, "no variant of pytorch215 has sm37", "sm50"),
+        ("pytorch215-*", {"python": "3.10"}, "no variant of Python 3.10 has pytorch215", "pytorch214"),
+        (
+            "pytorch215-python311-*",
+            {"python": "3.12"},
+            "no variant of Python 3.12, pytorch215 has python311",
+            "python312",
+        ),
+        ("*-cuda10_2-*", {}, "no variant has cuda10_2", "cuda11_8"),
+        ("sm90-avx2", {"release": "2.0"}, "no variant of release 2.0 has sm90", "sm37"),
+        ("sm80-avx2", {"release": "2.15", "python": "3.10"}, "no variant of release 2.15 has Python 3.10", "3.11"),
+        ("nope", {}, "No variant matches 'nope'", "sm90-avx512"),
+    ],
+)
+def test_what_finds_nothing_is_explained_by_the_part_that_fails(
+    pinned: Matrix, selector: str, more: dict[str, Any], says: str, there: str
+) -> None:
+    with pytest.raises(NoMatchError) as caught:
+        find_variants(pinned, [selector], **more)
+    assert says in caught.value.message
+    assert there in caught.value.hint
+
+
+def test_matrix_build_and_ci_find_the_same_variants(pinned: Matrix) -> None:
+    """Selectors that name their PyTorch: of others, a build takes the newest release alone."""
+    catalog = pinned.catalog
+    for selector in (
+        "pytorch215-python31{1,2}-cuda13_2-sm{80,90}-avx2",
+        "pytorch28-*-sm120-avx2",
+        "pytorch213-python312-cpu-*",
+    ):
+        listed = {one.unique_name for one in find_variants(pinned, [selector])}
+        built = {choice.variant.unique_name for choice in choose(catalog, [selector])}
+        options = CiOptions(selectors=(selector,), package="torchtailor==0.1.0")
+        in_jobs = {name for job in plan_ci(catalog, CiSystem.GITHUB, options).jobs for name in job.variants}
+        assert listed == built == in_jobs and listed
+
+
+def test_a_name_is_built_for_each_of_several_pythons_and_releases(pinned: Matrix) -> None:
+    found = choose(pinned.catalog, ["sm90-avx512"], release=("2.14", "2.15"), python="3.12,3.13")
+    assert [(str(one.variant.release.version), one.variant.python) for one in found] == [
+        ("2.14.1", "3.12"), ("2.14.1", "3.13"), ("2.15.0", "3.12"), ("2.15.0", "3.13"),
+    ]  # fmt: skip
+
+
+def test_a_variant_of_several_gpus_by_its_name(pinned: Matrix) -> None:
+    variant = pinned.resolve("pytorch214-python313-cuda12_6-sm61_89-avx2").variant
+    assert [str(gpu.capability) for gpu in variant.gpus] == ["6.1", "8.9"]
+    assert pinned.resolve(variant.short_name).variant == variant
+    assert not pinned.coverage(variant, SOURCE).available and pinned.coverage(variant, WHEEL).available
+    with pytest.raises(NoMatchError, match="is not in any release"):
+        pinned.resolve("sm37_121-avx2")
 
 
 def test_braces() -> None:

@@ -109,6 +109,12 @@ def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
         open_wheel(path)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.whl")
+    with pytest.raises(BadInputError, match="not a plain file"):
+        open_wheel(tmp_path / "x.whl")
+
+
 @pytest.mark.parametrize("size", [0, 3, 100, -1])
 def test_truncated(tmp_path: Path, size: int) -> None:
     path = build_wheel(tmp_path, {"demo/a.py": b"abc" * 100})

@@ -16,10 +16,6 @@ _LIMIT = 4 << 20  # a real description is some tens of kilobytes
 _AGAIN = "Create it again with `torchtailor detect --json` on that machine."
 
 
-def dumps(host: Host) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(host), indent=2) + b"\n"
-
-
 def write(data: bytes, path: Path) -> None:
     """Save a description in a folder that exists."""
     write_output(path, data, parents=False)

@@ -164,7 +164,7 @@ def _own_rows(situation: Situation) -> Iterator[Alternative]:
             f"{_needing(situation, build)}, {method.phrase}: add this to {USER_FILE} and run the command again."
         )
         row = (
-            f'[[row]]\nrelease = "{release.name_for(build)}"\ncuda = "{build.cuda}"\ngpus = ["{gpu.capability}"]\n'
+            f'[[row]]\nrelease = "{release.name}"\ncuda = "{build.cuda}"\ngpus = ["{gpu.capability}"]\n'
             f'cpus = ["{name}"]\n'
         )
         yield Alternative(method.name, text, f"{gpu.sm}-{name}", extra + row)

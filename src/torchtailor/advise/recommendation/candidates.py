@@ -47,6 +47,7 @@ class DeviceFit:
     device: GpuDevice
     fit: Fit
     driver: DriverVerdict
+    code: CodeTarget  # what it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Candidate:
     @property
     def exact(self) -> int:
         """For how many GPUs it is named."""
-        gpu = self.variant.gpu
-        return sum(gpu is not None and one.device.compute == gpu.capability for one in self.devices)
+        capabilities = {gpu.capability for gpu in self.variant.gpus}
+        return sum(one.device.compute in capabilities for one in self.devices)
 
     @property
     def driver(self) -> DriverVerdict | None:
@@ -105,6 +106,10 @@ def _variants(situation: Situation) -> Iterator[Variant]:
     for variant in situation.matrix.variants(request.release, request.wanted_python):
         if (variant.gpu is not None) == with_gpu and variant.arch == arch:
             yield variant
+    together = sorted({device.compute for device in situation.kinds if device.compute})
+    if len(together) > 1:
+        found = situation.matrix.variants(request.release, request.wanted_python)
+        yield from (one for one in situation.matrix.for_all(found, together) if one.arch == arch)
 
 
 def _judge_each(situation: Situation, variants: Sequence[Variant], *, any_driver: bool) -> Iterator[Judgement]:
@@ -126,7 +131,7 @@ def _judge_each(situation: Situation, variants: Sequence[Variant], *, any_driver
 
 def _wheel_of(variant: Variant) -> tuple[object, ...]:
     """What variants that are cut from one official wheel to one GPU share."""
-    return (variant.release.name, id(variant.build), variant.gpu and variant.gpu.capability)
+    return (variant.release.name, id(variant.build), variant.gpu_name)
 
 
 def _nearest_names(variants: Iterable[Variant], isas: IsaRanking) -> dict[tuple[object, ...], Variant]:
@@ -175,7 +180,8 @@ def _why_no_code(situation: Situation, device: GpuDevice, variant: Variant) -> s
     """
     assert device.compute is not None and variant.gpu is not None
     unified = _unifies(situation, device, variant.build)
-    return _why_not_run(situation.catalog.rules, device.compute, device.name, variant.gpu.capability, unified)
+    promised = device.compute if device.compute in {gpu.capability for gpu in variant.also} else variant.gpu.capability
+    return _why_not_run(situation.catalog.rules, device.compute, device.name, promised, unified)
 
 
 @lru_cache(maxsize=4096)  # thousands of variants ask about a few dozen pairs
@@ -222,23 +228,27 @@ def _judge_device(
     assert device.compute is not None and covered.through is not None and variant.gpu is not None
     method = covered.method
     unified = _unifies(situation, device, variant.build)
-    fit = situation.catalog.rules.fit(device.compute, covered.through, unified_tegra=unified)
+    rules, through = situation.catalog.rules, covered.through
+    if variant.also:
+        codes = variant.build.wheel_codes(variant.arch)
+        through = rules.best(device.compute, codes, unified_tegra=unified) or through
+    fit = rules.fit(device.compute, through, unified_tegra=unified)
     if not fit.runs:
-        text = f"{covered.through} code does not run on compute capability {device.compute} ({device.name})."
+        text = f"{through} code does not run on compute capability {device.compute} ({device.name})."
         return Refusal(variant, method, Refused.CODE, text)
     verdict = situation.driver(device, variant.build)
     if any_driver and not (device.integrated and situation.host.tegra):
-        return DeviceFit(device, fit, verdict)
+        return DeviceFit(device, fit, verdict, through)
     if not verdict.fit.runs:
         kind = Refused.DROPPED if verdict.fit is DriverFit.DROPPED_GPU else Refused.DRIVER
         return Refusal(variant, method, kind, verdict.text, verdict)
     if fit is Fit.JIT and verdict.fit is DriverFit.MINOR:
         text = (
-            f"{covered.through} must be JIT-compiled by the driver, which needs {verdict.full} or newer for CUDA "
+            f"{through} must be JIT-compiled by the driver, which needs {verdict.full} or newer for CUDA "
             f"{variant.build.cuda}."
         )
         return Refusal(variant, method, Refused.DRIVER, text, verdict)
-    return DeviceFit(device, fit, verdict)
+    return DeviceFit(device, fit, verdict, through)
 
 
 def _unifies(situation: Situation, device: GpuDevice, build: Build) -> bool:
@@ -270,6 +280,7 @@ def preference(candidate: Candidate, isas: IsaRanking) -> tuple[object, ...]:
         candidate.method.minutes,
         -candidate.exact if candidate.method.basis is not Basis.WHEEL else 0,
         tuple(-part for part in variant.release.version.parts),
+        bool(variant.also),
         isas.rank(variant.isa),
         _FITS.index(candidate.fit),
         -candidate.exact,

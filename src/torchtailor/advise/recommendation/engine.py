@@ -23,9 +23,7 @@ from torchtailor.advise.recommendation.rejections import rejected
 from torchtailor.advise.recommendation.request import Request, Situation, Workload
 from torchtailor.advise.recommendation.result import Pick, Recommendation
 from torchtailor.advise.recommendation.upgrades import upgrades
-from torchtailor.catalog.gpus import CodeKind
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import Matrix
 
@@ -73,18 +71,22 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
     notes = [note.text for note in host.notes if note.topic != NOT_LINUX]  # that one is the alternative
     judgements = tuple(judge_all(situation))
     candidates = ranked(judgements, situation.isas)
-    if not candidates and (other := _other_python(situation)) is not None:  # what runs on all runs on each
-        python = other.request.wanted_python
-        notes.append(f"Nothing runs for Python {request.wanted_python}: the recommendation is for Python {python}.")
-        situation = other
-        judgements = tuple(judge_all(situation))
-        candidates = ranked(judgements, situation.isas)
     kinds = _kinds(situation)
     per_kind = _best_per_kind(situation, kinds)
+    picks = tuple(_pick_of_kind(situation, best_of_kind) for best_of_kind in per_kind)
+    if not candidates and (other := best_of_other_pythons(situation)) is not None:  # what runs on all runs on each
+        python = other.variant.python
+        what = "in one environment for all GPUs " if any(one.python != python for one in picks) else ""
+        notes.append(
+            f"Nothing runs {what}for Python {request.wanted_python}: the recommendation is for Python {python}."
+        )
+        situation = situation.for_python(python)
+        judgements = tuple(judge_all(situation))
+        candidates = ranked(judgements, situation.isas)
     if host.gpus and not host.visible_gpus:
         notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
     if not candidates and per_kind:
-        notes += _one_kind_notes(situation, per_kind)
+        notes.append(_one_kind_note(per_kind))
         notes += _left_out(situation, kinds, per_kind)
         situation = situation.on([one.device for one in per_kind[0].devices])
         judgements = tuple(judge_all(situation))
@@ -96,7 +98,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         workload=request.workload.value,
         python=situation.request.wanted_python,
         best=pick(best, *why(situation, best)) if best else None,
-        per_gpu=tuple(_pick_of_kind(situation, best_of_kind) for best_of_kind in per_kind),
+        per_gpu=picks,
         other_variants=other_variants(best, candidates, cpu) if best else (),
         rejected=rejected(situation, judgements, best),
         upgrades=tuple(upgrades(situation, best)),
@@ -106,14 +108,6 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         command=command(best, request) if best else None,
         stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
     )
-
-
-def _other_python(situation: Situation) -> Situation | None:
-    """The same for the Python of the newest release that runs, where the default Python has nothing for any GPU."""
-    if any(best_candidate(situation.on([device])) for device in situation.devices):
-        return None
-    best = best_of_other_pythons(situation)
-    return situation.for_python(best.variant.python) if best else None
 
 
 def _kinds(situation: Situation) -> tuple[tuple[GpuDevice, ...], ...]:
@@ -146,24 +140,13 @@ def _pick_of_kind(situation: Situation, candidate: Candidate) -> Pick:
     return pick(candidate, reason, candidate.coverage.text)
 
 
-def _one_kind_notes(situation: Situation, per_kind: Sequence[Candidate]) -> list[str]:
+def _one_kind_note(per_kind: Sequence[Candidate]) -> str:
     """What to know where no variant covers all GPUs and one kind was chosen."""
     names = ", ".join(short_label(one.device) for one in per_kind[0].devices)
     text = f"No single variant runs on all GPUs of this machine. The recommended one is for {names}"
     if len(per_kind) > 1:
         text += "; give the others an environment of their own, and set CUDA_VISIBLE_DEVICES in each"
-    notes = [f"{text}."]
-    if uncut := _uncut_for_all(situation):
-        release, build = uncut
-        targets = ",".join(
-            str(compute) for compute in sorted({one.compute for one in situation.devices if one.compute})
-        )
-        notes.append(
-            f"The official {build.label} wheel of PyTorch {release.version}, uncut, contains code for all of them: one "
-            f"environment for all. `torchtailor tailor --env .venv --gpu {targets}` cuts it to these alone once it is "
-            "installed there."
-        )
-    return notes
+    return f"{text}."
 
 
 def _left_out(
@@ -182,22 +165,3 @@ def _left_out(
         dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
         python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
         yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
-
-
-def _uncut_for_all(situation: Situation) -> tuple[Release, Build] | None:
-    """The newest official wheel that runs unchanged on every GPU."""
-    for release in situation.releases:
-        default = release.default_index.get(situation.host.cpu.arch)
-        for build in sorted(release.cuda_builds, key=lambda item: item.label != default):
-            if all(_runs_uncut(situation, device, build) for device in situation.devices):
-                return release, build
-    return None
-
-
-def _runs_uncut(situation: Situation, device: GpuDevice, build: Build) -> bool:
-    assert device.compute is not None
-    code = situation.catalog.rules.best(device.compute, build.wheel_codes(situation.host.cpu.arch))
-    driver = situation.driver(device, build).fit
-    if code is None or not driver.runs:
-        return False
-    return code.kind is not CodeKind.PTX or driver is DriverFit.FULL

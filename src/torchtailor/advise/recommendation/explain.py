@@ -36,9 +36,9 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
         python=variant.python,
         method=candidate.method.name,
         isa=variant.isa.name,
-        gpu=variant.gpu.sm if variant.gpu else None,
+        gpu=variant.gpu_name if variant.gpu else None,
         gpus=tuple(one.device.index for one in candidate.devices),
-        code=str(candidate.coverage.through) if candidate.coverage.through else None,
+        code=", ".join(dict.fromkeys(str(one.code) for one in candidate.devices)) or None,
         fit=candidate.fit.value,
         driver=(driver.fit.value if driver.known else "unknown") if driver else None,
         reasons=reasons,
@@ -50,7 +50,10 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     reasons = [_why_release(situation, candidate)]
     if candidate.devices or situation.isas.runs(candidate.variant.isa):
         reasons.append(candidate.coverage.text)
-    if len({one.device.compute for one in candidate.devices}) > 1:
+    if candidate.variant.also:
+        names = ", ".join(short_label(one.device) for one in candidate.devices)
+        reasons.append(f"One environment serves all GPUs: {names}.")
+    elif len({one.device.compute for one in candidate.devices}) > 1:
         runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
         reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
     elif candidate.devices and not candidate.exact:

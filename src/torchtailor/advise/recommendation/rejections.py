@@ -146,6 +146,8 @@ def _names(devices: Sequence[GpuDevice]) -> str:
 
 def _gpus(best: Candidate, judgements: Iterable[Judgement]) -> Iterator[Rejection]:
     """The variants of the chosen build whose code is for other GPUs."""
+    if best.variant.also:
+        return
     devices = " and ".join(dict.fromkeys(str(one.device.compute) for one in best.devices))
     chosen = (best.variant.release, best.variant.build, best.method.name)
     others = {

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from torchtailor.building.farm import fingerprint
-from torchtailor.building.farm.address import unprotected
+from torchtailor.building.farm.address import has_tls, unprotected
 from torchtailor.building.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
 from torchtailor.building.farm.store import open_farm_store
@@ -33,6 +33,7 @@ from torchtailor.building.graph.job import encode_job
 from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
+from torchtailor.core.extras import how_to_add
 
 try:
     import cloudpickle
@@ -41,9 +42,7 @@ try:
     from distributed.worker_memory import parse_memory_limit
 except ImportError as error:
     missing = (error.name or "distributed").partition(".")[0]
-    raise EnvironmentProblem(
-        f"{missing} is not installed, which Dask needs.", "Install it: pip install 'torchtailor[farm]'."
-    ) from error
+    raise EnvironmentProblem(f"{missing} is not installed, which Dask needs.", how_to_add("farm")) from error
 
 _LOOK = 0.5  # seconds between two looks at the workers
 _ANSWER = 30.0  # seconds for a worker to answer before it is asked again
@@ -203,8 +202,14 @@ class DaskEngine:
 
     @property
     def warning(self) -> str:
-        """What anybody can do to a cluster without TLS."""
-        return unprotected(self._address)
+        """What anybody can do to a cluster without TLS; by the loopback, one is reached that others reach too."""
+        if not self._address or has_tls(self._address):
+            return ""
+        try:
+            listens = str(self._client.sync(self._client.scheduler.identity, n_workers=0)["address"])
+        except Exception as error:
+            raise SchedulerLostError(self._address) from error
+        return unprotected(self._address) or unprotected(listens)
 
     # Jobs
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from torchtailor.building.cutting import WheelCut, cut_key, parse_gpu
+from torchtailor.building.cutting import WheelCut, cut_key, parse_gpus
 from torchtailor.building.farm.jobs import FarmJob, inputs_of
 from torchtailor.building.farm.records import FarmFile, JobRecord
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
@@ -250,7 +250,7 @@ def _cut(job: CutForGpus, bench: Workbench, missing: frozenset[str]) -> JobOutco
 
 def _made(job: CutForGpus, gpu: str, sha256: str) -> str:
     """The key under which a machine's own cache has a cut: of the content that was fetched."""
-    return cut_key(sha256, job.filename, parse_gpu(gpu), job.options)
+    return cut_key(sha256, job.filename, parse_gpus(gpu), job.options)
 
 
 def _cut_record(made: str, cut: WheelCut | None, bench: Workbench) -> JobRecord:

@@ -158,7 +158,7 @@ class FarmStore:
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            found = self._files.fetch_file(_blob(file.sha256), file.sha256, target)
+            found = self._files.fetch_file(_blob(file.sha256), file.sha256, target, most=file.size)
             if found is not None and found != target:
                 with disk_errors(target.parent, unchanged="Finished jobs are kept in the store."):
                     place_verified(found, target, file.sha256, link=link)

@@ -10,7 +10,7 @@ import os
 import platform
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -413,78 +413,3 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return ""
-
-
-def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> str:
-    """The attempts as a Markdown table: attempt, configuration, result, error, duration, fix.
-
-    Each of `switches` has a column of its own; all other settings are in the column Configuration.
-    """
-    from torchtailor.core.format import human_seconds
-
-    columns = ["Attempt", "Variant", "Method", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
-    rows = [
-        (
-            str(attempt.number),
-            attempt.variant,
-            attempt.method,
-            *(str(attempt.configuration.get(name, "")) for name in switches),
-            describe(attempt.configuration),
-            attempt.result.words + stopped_at(attempt),
-            ": ".join(part for part in (attempt.error_class, attempt.error) if part),
-            human_seconds(attempt.duration) if attempt.duration is not None else "",
-            attempt.fix,
-        )
-        for attempt in attempts
-    ]
-    return _markdown(columns, rows)
-
-
-def jobs_as_markdown(jobs: Sequence[LedgerJob]) -> str:
-    """The jobs of builds on many machines as a Markdown table."""
-    from torchtailor.core.format import human_seconds
-
-    columns = ["Run", "Job", "Worker", "Result", "Error", "Duration", "Hits", "Fix"]
-    rows = [
-        (
-            job.run,
-            job.label,
-            job.worker,
-            job.result.words,
-            job.error,
-            human_seconds(job.duration),
-            f"{job.hits}/{job.hits + job.misses}" if job.hits + job.misses else "",
-            job.fix,
-        )
-        for job in jobs
-    ]
-    return _markdown(columns, rows)
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows]
-    return "\n".join(lines) + "\n"
-
-
-def stopped_at(attempt: Attempt) -> str:
-    """` at 92 % (compile)`: where an attempt that did not succeed stopped."""
-    if attempt.result in (Result.DONE, Result.FOUND, Result.RUNNING):
-        return ""
-    percent = f" at {attempt.percent:.0f} %" if attempt.percent is not None else ""
-    return percent + (f" ({attempt.stage})" if attempt.stage else "")
-
-
-def describe(configuration: Mapping[str, object]) -> str:
-    """`nvidia=on, torch=2.8.0`: the settings in one line, without the many switches of a build from source (USE_X)."""
-    words = []
-    for key, value in configuration.items():
-        if value in (None, "", [], {}) or key.isupper():
-            continue
-        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else _plain(value)
-        words.append(f"{key}={text}")
-    return ", ".join(words)
-
-
-def _plain(value: object) -> str:
-    return ";".join(map(str, value)) if isinstance(value, list) else str(value)

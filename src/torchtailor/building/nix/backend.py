@@ -133,7 +133,7 @@ class NixBackend:
     def _build(self, variant: Variant, out: Path, progress: Progress) -> NixOutput:
         job = self._job(variant, out, write=True)
         progress.stage(f"Building {job.name} with {job.tool}, {job.cores} jobs; logs in {job.logs}")
-        return run_nix_job(job, progress=progress, ledger=self._ledger, release=variant.release.name)
+        return run_nix_job(job, progress=progress, ledger=self._ledger, release=variant.release.recipe_name)
 
     def _job(self, variant: Variant, out: Path, *, write: bool) -> NixJob:
         return plan_nix(self._catalog, variant, out, tree=self._options.tree, cores=self._options.cores, write=write)

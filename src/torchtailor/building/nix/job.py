@@ -66,8 +66,10 @@ def plan_nix(
         )
     root = (tree or Path()).resolve()
     recipe = tree_at(root).pkgs / f"{variant.name}.nix"
-    if not recipe.is_file() or variant.release.name not in (written_release(tree_at(root)) or [variant.release.name]):
-        root = out.resolve() / "recipes" / variant.release.name
+    if not recipe.is_file() or variant.release.recipe_name not in (
+        written_release(tree_at(root)) or [variant.release.recipe_name]
+    ):
+        root = out.resolve() / "recipes" / variant.release.recipe_name
         recipe = tree_at(root).pkgs / f"{variant.name}.nix"
         if write:
             _write_recipe(catalog, variant, root)
@@ -76,7 +78,12 @@ def plan_nix(
 
 def _write_recipe(catalog: Catalog, variant: Variant, root: Path) -> None:
     plans = plan_trees(
-        catalog, root, releases=[variant.release.name], globs=[variant.name], pythons=[variant.python], force=True
+        catalog,
+        root,
+        releases=[variant.release.recipe_name],
+        globs=[variant.name],
+        pythons=[variant.python],
+        force=True,
     )
     for plan in plans:
         plan.apply()

@@ -55,13 +55,15 @@ class SourceOutput:
     def _write_each(self, fat: WheelhouseEntry, dependencies: tuple[WheelhouseEntry, ...]) -> Iterator[Wheelhouse]:
         """Every GPU's wheel, all cut in one pass."""
         gpus = sorted(self.request.gpus)
-        cuts = Cutter(self.catalog, Cache(), Cut().for_job).cut(fat.path, fat.sha256, fat.filename, gpus)
+        cuts = Cutter(self.catalog, Cache(), Cut().for_job).cut(
+            fat.path, fat.sha256, fat.filename, [(gpu,) for gpu in gpus]
+        )
         for gpu in gpus:
-            if gpu not in cuts:
+            cut = cuts.get((gpu,))
+            if cut is None:
                 raise BuildFailedError(
                     f"{fat.filename} has no code for {gpu}, though it was built for it.", "Please report this."
                 )
-            cut = cuts[gpu]
             variant = replace(self.request.variant, gpu=self.catalog.gpus[gpu])
             torch = WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT)
             yield self._write(variant, torch, dependencies)

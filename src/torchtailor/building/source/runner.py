@@ -191,7 +191,7 @@ class SourceBuilder:
             for name, near in misspelt(self.tables, self.options.overrides).items()
         ]
         if self.request.variant.gpu is None:
-            given = {"--gpus": self.options.all_gpus, "--toolchain wheels": self.options.cuda_from_wheels}
+            given = {"--all-gpus": self.options.all_gpus, "--toolchain wheels": self.options.cuda_from_wheels}
             name = self.request.variant.short_name
             found += [f"{option} has no effect: {name} has no GPU code." for option, used in given.items() if used]
         if self.options.objects and not self.ccache:

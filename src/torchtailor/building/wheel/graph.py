@@ -138,8 +138,7 @@ def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseD
     details: dict[str, object] = {"options": options.to_json(), "gives": variant.gives}
     if variant.without_gpu:
         details["without_gpu"] = True
-    gpu = variant.variant.gpu
-    packs = (gpu.capability.sm,) if options.cut.split and gpu else ()
+    packs = tuple(gpu.sm for gpu in variant.variant.gpus) if options.cut.split else ()
     requested = tuple(
         f"{name}[{','.join(sorted((*extras, *packs)))}]" if extras or packs else name
         for name, extras in {"torch": (), **options.companion_extras}.items()

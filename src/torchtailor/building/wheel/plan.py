@@ -18,7 +18,7 @@ from torchtailor.building.choose import VariantChoice
 from torchtailor.building.ledger.rates import Rates
 from torchtailor.building.shown import Line, Rows, Shown
 from torchtailor.building.wheel.options import WheelOptions
-from torchtailor.catalog import NIX, SOURCE, WHEEL, Capability, Catalog, Fit
+from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit
 from torchtailor.catalog.variants import Variant, coverage
 from torchtailor.code.gpucode.targets import NO_GPU
 from torchtailor.core.disk import CACHE_VARIABLE, existing_parent
@@ -79,7 +79,7 @@ class PlannedVariantDocument(Struct):
     label: str = msgspec.field(name="build")
     python: str
     arch: str
-    gpu: Capability | None
+    gpu: Annotated[str | None, Meta(description="the compute capability; several with commas")]
     without_gpu: Annotated[bool, Meta(description="from a CUDA build, whose GPU code is removed")]
     gives: str
     other_methods: Annotated[tuple[str, ...], Meta(description="what only another build method gives")]
@@ -147,9 +147,12 @@ class VariantPlan:
 
     @property
     def cut_for(self) -> str | None:
-        """What wheels are cut for: a capability, or `none` for machines without a GPU; None where nothing is cut."""
+        """What wheels are cut for: a capability, several with commas, or `none` for machines without a GPU.
+
+        None where nothing is cut.
+        """
         if self.variant.gpu:
-            return str(self.variant.gpu.capability)
+            return ",".join(str(gpu.capability) for gpu in self.variant.gpus)
         return NO_GPU if self.without_gpu else None
 
     @property
@@ -169,7 +172,7 @@ class VariantPlan:
             pytorch=str(variant.release.version),
             python=variant.python,
             arch=variant.arch,
-            gpu=variant.gpu.capability if variant.gpu else None,
+            gpu=self.cut_for if variant.gpu else None,
             wheels=[wheel.document for wheel in self.wheels],
             input_bytes=sum(wheel.size for wheel in self.wheels),
         )
@@ -321,6 +324,11 @@ class Planner:
                 f"--gpu none is for variants of the CPU, and {choice.variant.unique_name} is for a GPU.",
                 "Name a variant such as cpu-avx2, or leave --gpu none out.",
             )
+        if self._options.variants and choice.variant.also:
+            raise UsageError(
+                f"A wheel variant is for one GPU, and {choice.variant.unique_name} is for several.",
+                "Leave --variants out, or name a variant of each GPU.",
+            )
         if self._options.without_gpu:
             from torchtailor.tailoring.choices import check_without_gpu
 
@@ -418,7 +426,9 @@ class Planner:
         if variant.gpu is None:
             return round(item.size * _WITHOUT_GPU_SHARE)
         codes = variant.build.wheel_codes(variant.arch) or (None,)
-        kept = 1 if item.name == "torch" else max(1, len(codes) // 3)  # NVIDIA's also keep lower minor versions
+        kept = len(variant.gpus)
+        if item.name != "torch":
+            kept = max(kept, len(codes) // 3)  # NVIDIA's also keep lower minor versions
         return round(item.size * (HOST_SHARE + (1 - HOST_SHARE) * min(1.0, kept / len(codes))))
 
     def _other_methods(self, variant: Variant, fit: Fit) -> Iterable[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
@@ -15,7 +15,7 @@ from torchtailor.core.errors import ImpossibleError, NoMatchError
 
 _NAME = re.compile(
     r"(?:pytorch(?P<torch>\d{2,3}(?:_\d+)?)?-)?(?:python(?P<python>\d{2,3}t?)-)?(?:cuda(?P<cuda>\d{1,3}_\d{1,3})-)?"
-    r"(?P<gpu>sm\d{2,3}|cpu)-(?P<isa>[a-z0-9_]+)"
+    r"(?P<gpu>sm\d{2,3}(?:_\d{2,3}){0,15}|cpu)-(?P<isa>[a-z0-9_]+)"
 )
 
 
@@ -28,6 +28,7 @@ class ParsedName:
     cuda: str | None
     gpu: Capability | None
     isa: str
+    also: tuple[Capability, ...] = ()
 
     @classmethod
     def parse(cls, name: str) -> ParsedName:
@@ -38,10 +39,11 @@ class ParsedName:
                 "Names look like sm90-avx512, cpu-armv9, pytorch-python313-cuda13_0-sm90-avx512 or "
                 "pytorch210-python313-cpu-avx2; `torchtailor matrix` lists them.",
             )
-        gpu = None if match["gpu"] == "cpu" else Capability.from_number(int(match["gpu"][2:]))
+        numbers = [] if match["gpu"] == "cpu" else match["gpu"][2:].split("_")
+        gpus = sorted({Capability.from_number(int(number)) for number in numbers})
         python = match["python"] and f"{match['python'][0]}.{match['python'][1:]}"
         cuda = match["cuda"] and match["cuda"].replace("_", ".")
-        return cls(match["torch"], python, cuda, gpu, match["isa"])
+        return cls(match["torch"], python, cuda, gpus[0] if gpus else None, match["isa"], tuple(gpus[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,10 @@ class Matrix:
             release = f"pytorch{parsed.torch}"
         default_python = self.catalog.release(release).default_python if release else DEFAULT_PYTHON
         wanted_python = parsed.python or python or default_python
-        candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
+        named = self.variants(release, wanted_python)
+        if parsed.gpu and parsed.also:
+            named = self.for_all(named, (parsed.gpu, *parsed.also))
+        candidates = [variant for variant in named if _matches(parsed, variant)]
         if not candidates:
             raise self._no_variant(name, parsed, release, wanted_python)
         offered = [variant for variant in candidates if self._is_offered(variant, via)]
@@ -129,6 +134,17 @@ class Matrix:
         chosen = max(offered, key=_preference)
         others = tuple(sorted((v for v in candidates if v is not chosen), key=_preference, reverse=True))
         return Resolution(chosen, others, _message(name, chosen, others))
+
+    def for_all(self, variants: Iterable[Variant], capabilities: Sequence[Capability]) -> Iterator[Variant]:
+        """One variant for several GPUs, sorted by capability, of each build and ISA that has one for each of them."""
+        found: dict[tuple[int, str], dict[Capability, Variant]] = {}
+        for variant in variants:
+            if variant.gpu is not None and variant.gpu.capability in capabilities:
+                found.setdefault((id(variant.build), variant.isa.name), {})[variant.gpu.capability] = variant
+        for each in found.values():
+            if len(each) == len(capabilities):
+                first, *others = (each[one] for one in capabilities)
+                yield replace(first, also=tuple(one.gpu for one in others if one.gpu))
 
     def _is_offered(self, variant: Variant, via: str | None) -> bool:
         if via is None:
@@ -148,6 +164,11 @@ class Matrix:
         if parsed.gpu is not None and parsed.gpu not in self.catalog.gpus:
             self.catalog.gpu(str(parsed.gpu))  # raises with the known ones
         self.catalog.isa(parsed.isa)
+        if parsed.also:
+            return NoMatchError(
+                f"{name} for Python {python} is not in {where}.",
+                "Only official wheels are cut for several GPUs: `torchtailor recommend --gpu ... --gpu ...` finds one.",
+            )
         return NoMatchError(
             f"{name} for Python {python} is not in {where}.",
             f"`torchtailor matrix --why {name}` explains; a [[row]] in {USER_FILE} adds a variant that is possible.",

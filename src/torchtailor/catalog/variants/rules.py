@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from torchtailor.catalog.cpus import Isa
@@ -13,6 +13,7 @@ from torchtailor.catalog.methods import Basis, Method
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.variants.variant import Variant
 
+_ONE_GPU = "It is built for one GPU; only official wheels are cut for several."
 _RECIPE_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
@@ -96,6 +97,8 @@ def _by_wheel(catalog: Catalog, variant: Variant, method: Method) -> MethodCover
     if gpu is None:
         text = f"{official} selects its CPU kernels at run time."
         return MethodCoverage(method, True, Fit.NATIVE, None, text)
+    if variant.also:
+        return _by_wheel_for_all(catalog, variant, method, official)
     codes = build.wheel_codes(variant.arch)
     if not codes:
         return _unavailable(method, f"{official} does not exist or its contents are unknown.")
@@ -117,6 +120,18 @@ def _by_wheel(catalog: Catalog, variant: Variant, method: Method) -> MethodCover
     return MethodCoverage(method, True, fit, best, text)
 
 
+def _by_wheel_for_all(catalog: Catalog, variant: Variant, method: Method, official: str) -> MethodCoverage:
+    """One wheel with code for each of several GPUs."""
+    each = [_by_wheel(catalog, replace(variant, gpu=gpu, also=()), method) for gpu in variant.gpus]
+    if lacking := next((one for one in each if not one.available), None):
+        return lacking
+    codes = " and ".join(
+        f"{one.through} for {gpu.sm.upper()}" for gpu, one in zip(variant.gpus, each, strict=True) if one.through
+    )
+    worst = max((one.fit for one in each), key=list(Fit).index)
+    return MethodCoverage(method, True, worst, each[0].through, f"{official} contains {codes}.")
+
+
 def unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
     """From which CUDA on a Tegra part runs some of the code that it does not run when an older one made it."""
     taken = [code for code in codes if gpu.unified and code.capability in gpu.unified.capabilities]
@@ -127,6 +142,8 @@ def unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
 
 def _by_source(catalog: Catalog, variant: Variant, method: Method) -> MethodCoverage:
     gpu, build = variant.gpu, variant.build
+    if variant.also:
+        return _unavailable(method, _ONE_GPU)
     if gpu is None:
         text = f"Compiled with {' '.join(variant.isa.compile_flags)}."
         return MethodCoverage(method, True, Fit.NATIVE, None, text)
@@ -139,6 +156,8 @@ def _by_source(catalog: Catalog, variant: Variant, method: Method) -> MethodCove
 
 def _by_recipe(catalog: Catalog, variant: Variant, method: Method) -> MethodCoverage:
     release, gpu = variant.release, variant.gpu
+    if variant.also:
+        return _unavailable(method, _ONE_GPU)
     if release.nixpkgs is None:
         return _unavailable(method, f"There is no Nix recipe for release {release.name}.")
     if not variant.build.recipes:

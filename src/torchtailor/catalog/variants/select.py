@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torchtailor.catalog.load import Catalog
@@ -13,10 +15,31 @@ from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError, UsageError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_SHORT = re.compile(r"-((?:sm\d+[a-z]*|cpu)-.+)$")
+_SHORT = re.compile(r"-((?:sm[\d_]+[a-z]*|cpu)-.+)$")
 _NO_GPU = ("cpu", "none")
+# What a selector has to say of a part for it to be looked for in all releases, or for all Pythons.
+_PYTORCH = re.compile(r"pytorch[\d*?\[{]")
+_PYTHON = re.compile(r"python[\d*?\[{]")
+_PARTS = re.compile(
+    r"(?:(?P<torch>pytorch[^-]*)(?:-|$))?(?:(?P<python>python[^-]*)(?:-|$))?(?:(?P<cuda>cuda[^-]*)(?:-|$))?"
+    r"(?:(?P<gpu>sm[^-]*|cpu)(?:-(?P<isa>[^-]+))?)?"
+)
+_ANYTHING = re.compile(r"(?:^|-)\*(?=-|$)")  # parts of a selector that rule out nothing
+_PART_OF: dict[str, Callable[[Variant], str]] = {
+    "torch": lambda variant: variant.release.tag,
+    "python": lambda variant: f"python{variant.python.replace('.', '')}",
+    "cuda": lambda variant: f"cuda{str(variant.build.cuda).replace('.', '_')}" if variant.build.cuda else "no CUDA",
+    "gpu": lambda variant: variant.gpu_name,
+    "isa": lambda variant: variant.isa.name,
+}
+_MOST_LISTED = 12
+Names = str | Sequence[str] | None  # of releases or Pythons: one or several, or with commas
 _MOST_COMPARED = 200
 _MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them
+
+
+class NothingMatchesError(NoMatchError):
+    """A selector that finds no variant."""
 
 
 def expand_braces(pattern: str) -> tuple[str, ...]:
@@ -98,21 +121,102 @@ def find_variants(
     matrix: Matrix,
     globs: Sequence[str] = (),
     *,
-    release: str | None = None,
+    release: Names = None,
     gpus: Sequence[str] = (),
     cpus: Sequence[str] = (),
-    python: str | None = None,
+    python: Names = None,
+    usual_release: str | None = None,
+    wanted: Callable[[Variant], bool] = lambda variant: True,
 ) -> tuple[Variant, ...]:
-    """The variants of a release (or all) that match; GPUs also by capability or product, `python` may be `all`."""
+    """The variants that match, in the matrix's order; what finds none is an error that says which part of it fails.
+
+    A selector that names a PyTorch or a Python (`pytorch215-python311-*`) is looked for in all of them, another one in
+    the releases and for the Pythons that are given, else in the `usual_release` (else in all) for the default Python.
+    GPUs are given also by capability or product; a Python may be `all`. `wanted` leaves out more, in silence.
+    """
     catalog = matrix.catalog
-    if python != "all":
-        check_python(catalog, python)
-    return select(
-        matrix.variants(release, python),
-        globs,
-        gpus=["cpu" if text.lower() in _NO_GPU else text if is_glob(text) else catalog.gpu(text).sm for text in gpus],
-        cpus=[text if is_glob(text) else catalog.isa(text.lower()).name for text in cpus],
+    releases, pythons = listed(release), listed(python)
+    for one in pythons:
+        if one != "all":
+            check_python(catalog, one)
+    filters = {
+        "gpus": [
+            "cpu" if text.lower() in _NO_GPU else text if is_glob(text) else catalog.gpu(text).sm for text in gpus
+        ],
+        "cpus": [text if is_glob(text) else catalog.isa(text.lower()).name for text in cpus],
+    }
+    found: dict[str, Variant] = {}
+    for glob in globs or ("*",):
+        offered = [
+            variant
+            for one in releases or ([] if _PYTORCH.search(glob.lower()) else [usual_release or ""]) or [""]
+            for version in pythons or (["all"] if _PYTHON.search(glob.lower()) else [""])
+            for variant in matrix.variants(one or None, version or None)
+        ]
+        chosen = [variant for variant in select(offered, [glob], **filters) if wanted(variant)]
+        found |= {variant.unique_name: variant for variant in chosen}
+    if not found:
+        raise _nothing(matrix, globs or ("*",), releases, pythons, **filters)
+    return tuple(found.values())
+
+
+def listed(names: Names) -> tuple[str, ...]:
+    """The names of an option that may be given several times and may hold several, with commas."""
+    words = (names,) if isinstance(names, str) else names or ()
+    return tuple(dict.fromkeys(name.strip() for word in words for name in word.split(",") if name.strip()))
+
+
+def _nothing(
+    matrix: Matrix,
+    globs: Sequence[str],
+    releases: Sequence[str],
+    pythons: Sequence[str],
+    gpus: Sequence[str],
+    cpus: Sequence[str],
+) -> NothingMatchesError:
+    """The part of the first selector that rules out the variants which those before it leave."""
+    left = list(matrix.variants(python="all"))
+    glob = expand_braces(globs[0].lower())[0]
+    parts = _PARTS.fullmatch(_ANYTHING.sub("", glob).strip("-"))
+    steps: list[tuple[str, Callable[[Variant], str], Sequence[str]]] = []
+    if releases:
+        known = [matrix.catalog.release(name).tag for name in releases]
+        steps.append((f"release {' or '.join(releases)}", lambda variant: variant.release.tag, known))
+    if pythons and "all" not in pythons:
+        steps.append((f"Python {' or '.join(pythons)}", lambda variant: variant.python, pythons))
+    named = parts.groupdict() if parts else {}
+    for key, text_of in _PART_OF.items():
+        if text := named.get(key):
+            steps.append((text, text_of, [text]))
+    if gpus:
+        steps.append((f"GPU {' or '.join(gpus)}", lambda variant: variant.gpu_name, gpus))
+    if cpus:
+        steps.append((f"instruction set {' or '.join(cpus)}", lambda variant: variant.isa.name, cpus))
+    before: list[str] = []
+    for what, text_of, patterns in steps:
+        there = list(dict.fromkeys(text_of(variant) for variant in left))
+        left = [variant for variant in left if any(fnmatchcase(text_of(variant), one) for one in patterns)]
+        if not left:
+            of = f" of {', '.join(before)}" if before else ""
+            near = difflib.get_close_matches(patterns[0], there, n=_MOST_LISTED, cutoff=0.0)
+            shown = ", ".join(sorted(near, key=_natural)) + (", ..." if len(there) > len(near) else ".")
+            return NothingMatchesError(f"{_shown(globs[0])}: no variant{of} has {what}.", f"There are {shown}")
+        before.append(what)
+    if parts is None:
+        hint = (
+            "Names look like sm90-avx512 or pytorch215-python313-cuda13_2-sm90-avx512; `torchtailor matrix` lists them."
+        )
+        return NothingMatchesError(f"No variant matches {_shown(globs[0])}.", hint)
+    usual = "" if pythons or named.get("python") else "; --python all also looks at other Pythons than the usual one"
+    return NothingMatchesError(
+        f"No variant matches {_shown(globs[0])} here, though others do.",
+        f"`torchtailor matrix {shlex.quote(globs[0])}` lists them{usual}.",
     )
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """sm90 before sm100."""
+    return [(int(number or 0), word) for word, number in re.findall(r"(\D+)(\d*)", text)]
 
 
 def check_python(catalog: Catalog, python: str | None) -> None:

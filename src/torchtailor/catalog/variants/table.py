@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.variants.rules import available_methods
 from torchtailor.catalog.variants.variant import Variant
+from torchtailor.core.format import markdown_table
 
 COLUMNS = ("name", "release", "PyTorch", "CUDA", "GPU", "CPU", "Python", "platform", "build methods")
 IN_THE_NAME = ("platform", "Python", "CUDA", "GPU", "CPU", "PyTorch", "release")  # columns a narrow window can spare
@@ -83,5 +84,4 @@ def as_csv(rows: Sequence[MatrixRow]) -> str:
 
 
 def as_markdown(rows: Sequence[MatrixRow]) -> str:
-    head = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
-    return head + "".join(f"| {' | '.join(cells(item))} |\n" for item in rows)
+    return markdown_table(COLUMNS, map(cells, rows))

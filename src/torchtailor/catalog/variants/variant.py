@@ -1,4 +1,4 @@
-"""A variant: one PyTorch for one GPU, one CPU instruction set and one Python."""
+"""A variant: one PyTorch for one GPU (or several of one machine), one CPU instruction set and one Python."""
 
 from __future__ import annotations
 
@@ -18,16 +18,27 @@ class Variant:
     gpu: Gpu | None
     isa: Isa
     python: str
+    also: tuple[Gpu, ...] = ()  # the other GPUs of a machine, for which one official wheel is cut
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs that it is for."""
+        return (self.gpu, *self.also) if self.gpu else ()
+
+    @property
+    def gpu_name(self) -> str:
+        """`sm90`, `sm61_89`, `cpu`."""
+        return "_".join([self.gpu.sm, *(str(gpu.capability.number) for gpu in self.also)]) if self.gpu else "cpu"
 
     @property
     def short_name(self) -> str:
         """`sm90-avx512`, `cpu-armv9`."""
-        return f"{self.gpu.sm if self.gpu else 'cpu'}-{self.isa.name}"
+        return f"{self.gpu_name}-{self.isa.name}"
 
     @property
     def release_name(self) -> str:
-        """The release, as commands take it: `2.15`, `cuda-13_0`, `2.10.0`."""
-        return self.release.name_for(self.build)
+        """The release, as commands take it: `2.15`, `2.10`, `2.14.0`."""
+        return self.release.name
 
     @property
     def name(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -14,10 +13,6 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.progress import Progress
     from rich.table import Table
-
-
-# what a terminal acts upon and JSON does not escape by itself
-_TERMINAL = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @cache
@@ -52,26 +47,22 @@ def _console(*, stderr: bool) -> Console:
     return CleanConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
 
+_SHORTEST = 24  # letters of a path that are shown in any window
 _printed = 0
 
 
 def print_json(name: str, result: object, **more: object) -> None:
     """Write one JSON document to stdout, with its schema as the first key: that of a result, or of its top-level keys;
     `more` are fields that the result does not have."""
-    import msgspec
-
     from torchtailor.cli.ui.documents import DOCUMENTS, document_type, schema_of
-    from torchtailor.core.documents import document, plain
+    from torchtailor.core.documents import document, json_text, plain
+    from torchtailor.core.format import printable_json
 
     global _printed  # noqa: PLW0603  (one process writes one document)
     shape = document_type(name) if name in DOCUMENTS else type(result)  # a build method of one's own has its own
     values = plain(document(shape, result, **more))
     whole = {"schema": schema_of(name)} | {key: value for key, value in values.items() if key != "schema"}
-    try:
-        text = msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
-    except UnicodeEncodeError:  # file names that are not UTF-8; Python reads them back from `\\udc..`
-        text = json.dumps(whole, indent=2)
-    sys.stdout.write(_TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    sys.stdout.write(printable_json(json_text(whole, indent=2)) + "\n")
     _printed += 1
 
 
@@ -109,8 +100,10 @@ def table(
     *,
     title: str | None = None,
     optional: Sequence[str] = (),
+    paths: bool = False,
 ) -> Table:
-    """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first."""
+    """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first, and
+    of `paths` in its first column the ends are shown."""
     drawn = _table(columns, rows, title)
     for name in optional:
         if _width(drawn).maximum <= out().width:
@@ -118,7 +111,19 @@ def table(
         kept = [index for index, column in enumerate(columns) if column != name]
         columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
         drawn = _table(columns, rows, title)
+    if paths and rows and (over := _width(drawn).maximum - out().width) > 0:
+        longest = max(len(str(row[0])) for row in rows)
+        rows = [[_end_of(str(row[0]), max(longest - over, _SHORTEST)), *row[1:]] for row in rows]
+        drawn = _table(columns, rows, title)
     return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
+
+
+def _end_of(path: str, room: int) -> str:
+    """A path, or as much of its end as there is room for: whole parts of it if they fit."""
+    if len(path) <= room:
+        return path
+    end = path[len(path) - room + 1 :]
+    return f"…{end[end.index('/') :]}" if "/" in end[:-1] else f"…{end}"
 
 
 def _width(drawn: Table) -> Measurement:
@@ -149,8 +154,8 @@ def _table(
     return drawn
 
 
-def progress(*, quiet: bool = False) -> Progress:
-    """A progress display on stderr; draws nothing where stderr is not a terminal."""
+def progress(*, quiet: bool = False, threads: bool = True) -> Progress:
+    """A progress display on stderr, of a terminal only; without threads its owner draws it."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return Progress(
@@ -159,6 +164,7 @@ def progress(*, quiet: bool = False) -> Progress:
         TaskProgressColumn(),
         TimeRemainingColumn(),
         console=err(),
+        auto_refresh=threads,
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )

@@ -65,9 +65,11 @@ class SectionType(IntEnum):
     SYMTAB = 2
     STRTAB = 3
     RELA = 4
+    HASH = 5
     DYNAMIC = 6
     NOTE = 7
     NOBITS = 8
+    REL = 9
     DYNSYM = 11
     RELR = 19
     GNU_HASH = 0x6FFFFFF6

@@ -6,6 +6,7 @@ the section table is at its end, what the table describes before it. Memory stay
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -31,7 +32,8 @@ class Unpacker:
     def __init__(self, packed: ReadAt, *, deflated: bool) -> None:
         self._packed = packed
         self._inflate = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE) if deflated else None
-        self._fed = 0
+        self._fed = self._taken = 0
+        self.marks: list[tuple[int, int]] = []  # (unpacked, packed): how far both were whenever all input was used up
 
     def take(self, size: int) -> bytes:
         """The next bytes: fewer than asked for only at the end."""
@@ -40,6 +42,7 @@ class Unpacker:
             while size and (part := self._step(size)) is not None:
                 parts.append(part)
                 size -= len(part)
+                self._taken += len(part)
         except (_INFLATE_ERROR, EOFError) as error:
             raise BadInputError("Packed bytes are damaged.", _AGAIN) from error
         return b"".join(parts)
@@ -47,9 +50,11 @@ class Unpacker:
     def _step(self, room: int) -> bytes | None:
         if self._inflate is None:
             return self._feed(room) or None
+        hungry = self._inflate.needs_input
+        if hungry or self._inflate.eof:
+            self.marks.append((self._taken, self._fed))
         if self._inflate.eof:
             return None
-        hungry = self._inflate.needs_input
         step = self._feed(_INPUT_STEP) if hungry else b""
         unpacked: bytes = self._inflate.decompress(step, room)  # it may hold bytes even when all input is read
         return None if hungry and not step and not unpacked else unpacked
@@ -87,6 +92,7 @@ class InflateSource:
         self._deflated = deflated
         self._expected_crc = crc
         self._kept: list[_Kept] = []
+        self._marks: list[tuple[int, int]] = []  # of the first pass, which `verify` brings to the end
         self._restart()
 
     def read(self, offset: int, size: int) -> bytes:
@@ -134,6 +140,18 @@ class InflateSource:
         while self.passes == 1 and not self._ended:
             self._advance()
 
+    def packed_at(self, position: int) -> int:
+        """How many packed bytes come before an unpacked position that was passed: exact where the decompressor asked
+        for more, which is every quarter of a megabyte, and in proportion between."""
+        if not self._deflated:
+            return position
+        marks = self._marks
+        after = bisect_left(marks, (position, 0))
+        if after == len(marks):
+            return marks[-1][1] if marks else 0
+        (start, packed), (end, packed_end) = marks[after - 1] if after else (0, 0), marks[after]
+        return packed + (packed_end - packed) * (position - start) // max(end - start, 1)
+
     def chunks(self) -> Iterator[bytes]:
         """All bytes in pieces of a megabyte at most; size and checksum are checked when the last one was taken."""
         for offset in range(0, self.size, _WINDOW):
@@ -156,6 +174,8 @@ class InflateSource:
 
     def _restart(self) -> None:
         self._unpacker = Unpacker(self._packed, deflated=self._deflated)
+        if self.passes == 0:
+            self._marks = self._unpacker.marks
         self._ended = False
         self._crc = 0
         self._start = 0  # of the window in the unpacked bytes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from torchtailor.code.binary.search import Buffer, find
+from torchtailor.core.disk import open_plain
 from torchtailor.core.errors import BadInputError
 
 Bytes = bytes | bytearray | memoryview
@@ -81,7 +82,7 @@ class BufferSource:
 @contextmanager
 def open_source(path: Path) -> Iterator[BufferSource]:
     """Map a file read-only for as long as the block runs."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         if file.seek(0, 2) == 0:
             raise BadInputError(f"{path} is empty.", "Fetch it again.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -24,8 +24,8 @@ _WEAK = 2
 _VERSION = 0x7FFF  # the rest says whether it is hidden
 
 
-class DynamicSymbol(NamedTuple):
-    """One row of the dynamic symbol table."""
+class Symbol(NamedTuple):
+    """One row of a symbol table."""
 
     name: str
     info: int
@@ -46,6 +46,10 @@ class DynamicSymbol(NamedTuple):
     def is_data(self) -> bool:
         return self.info & 0xF == SymbolType.OBJECT
 
+    @property
+    def is_function(self) -> bool:
+        return self.info & 0xF == SymbolType.FUNC and not self.undefined
+
 
 class NeededSymbol(NamedTuple):
     """A symbol that another library must define."""
@@ -56,9 +60,19 @@ class NeededSymbol(NamedTuple):
     version: str = ""
 
 
-def dynamic_symbols(elf: ElfFile) -> Iterator[DynamicSymbol]:
+def dynamic_symbols(elf: ElfFile) -> Iterator[Symbol]:
     """The rows of the dynamic symbol table in their order, the empty first one included."""
-    table = next((section for section in elf.sections if section.type == SectionType.DYNSYM), None)
+    return _symbols(elf, SectionType.DYNSYM)
+
+
+def all_symbols(elf: ElfFile) -> Iterator[Symbol]:
+    """The rows of the full symbol table where there is one, and else of the dynamic one."""
+    full = any(section.type == SectionType.SYMTAB for section in elf.sections)
+    return _symbols(elf, SectionType.SYMTAB if full else SectionType.DYNSYM)
+
+
+def _symbols(elf: ElfFile, kind: SectionType) -> Iterator[Symbol]:
+    table = next((section for section in elf.sections if section.type == kind), None)
     if table is None or table.link >= len(elf.sections):
         return
     names = bytes(elf.content(elf.sections[table.link]))
@@ -69,7 +83,7 @@ def dynamic_symbols(elf: ElfFile) -> Iterator[DynamicSymbol]:
         end = names.find(b"\0", name)
         if name > len(names) or end < 0:
             raise BadInputError("A dynamic symbol has its name outside of the table of names.")
-        yield DynamicSymbol(names[name:end].decode("utf-8", "backslashreplace"), info, other, section, value, size)
+        yield Symbol(names[name:end].decode("utf-8", "backslashreplace"), info, other, section, value, size)
 
 
 def undefined_symbols(elf: ElfFile) -> set[str]:

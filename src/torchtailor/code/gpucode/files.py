@@ -1,4 +1,5 @@
-"""Files that are GPU code themselves: cubins, fatbins, PTX, bitcode for one architecture, static libraries."""
+"""Files that are GPU code themselves: cubins, fatbins, PTX, bitcode for one architecture, static libraries; and those
+with code that is never cut: libraries for Windows, and code for other makers' GPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from torchtailor.code.binary.elf_headers import HEADER
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.bare import cubin_image
 from torchtailor.code.gpucode.fatbin import CONTAINER_START
+from torchtailor.code.gpucode.foreign import GpuMaker, amd_object, bundled_code, code_of_dll
 from torchtailor.code.gpucode.ptx import ptx_target
-from torchtailor.code.gpucode.report import ImageGroup, group_images
+from torchtailor.code.gpucode.report import ImageGroup, group_images, merge_groups
 from torchtailor.code.gpucode.scan import containers_in
 
 HEAD_SIZE = 4096  # of PTX comments come first
@@ -32,14 +34,30 @@ class CodeFileKind(Enum):
     BITCODE = "bitcode"
     ARCHIVE = "static library"
     PTX = "PTX"
+    WINDOWS = "Windows library"
+    AMD = "AMD code object"
+    ROCM = "ROCm library"
+    XPU = "Intel XPU library"
+
+    @property
+    def never_cut(self) -> bool:
+        """Whether such files are shown and never cut, nor left out for the target's sake."""
+        return self in _NEVER_CUT
 
 
+_NEVER_CUT = frozenset((CodeFileKind.WINDOWS, CodeFileKind.AMD, CodeFileKind.ROCM, CodeFileKind.XPU))
 _SUFFIXES = {
     ".cubin": CodeFileKind.CUBIN,
     ".fatbin": CodeFileKind.FATBIN,
     ".bc": CodeFileKind.BITCODE,
     ".a": CodeFileKind.ARCHIVE,
     ".ptx": CodeFileKind.PTX,
+    ".lib": CodeFileKind.ARCHIVE,
+    ".dll": CodeFileKind.WINDOWS,
+    ".pyd": CodeFileKind.WINDOWS,
+    ".exe": CodeFileKind.WINDOWS,
+    ".hsaco": CodeFileKind.AMD,
+    ".co": CodeFileKind.AMD,
 }
 
 
@@ -51,6 +69,18 @@ class CodeFile:
     size: int
     kind: CodeFileKind
     architectures: tuple[ImageGroup, ...]
+
+    @classmethod
+    def of_others(cls, name: str, size: int, code: tuple[ImageGroup, ...]) -> CodeFile | None:
+        """A library for Linux with code for GPUs of other makers; None for one without."""
+        if not code:
+            return None
+        rocm = any(group.other == GpuMaker.HIP.label for group in code)
+        return cls(name, size, CodeFileKind.ROCM if rocm else CodeFileKind.XPU, code)
+
+    @property
+    def stored(self) -> int:
+        return sum(group.stored for group in self.architectures)
 
     @property
     def target(self) -> CodeTarget | None:
@@ -65,12 +95,12 @@ class CodeFile:
 
 def is_code_file(name: str) -> bool:
     """Whether a file of this name may be GPU code."""
-    return _kind(name) is not None
+    return kind_by_name(name) is not None
 
 
 def known_by_head(name: str) -> bool:
     """Whether the first bytes of such a file tell all."""
-    return _kind(name) in (CodeFileKind.CUBIN, CodeFileKind.PTX, CodeFileKind.BITCODE)
+    return kind_by_name(name) in (CodeFileKind.CUBIN, CodeFileKind.PTX, CodeFileKind.BITCODE, CodeFileKind.AMD)
 
 
 def read_code_file(name: str, source: ByteSource, size: int) -> CodeFile | None:
@@ -78,7 +108,7 @@ def read_code_file(name: str, source: ByteSource, size: int) -> CodeFile | None:
 
     Of a file that is `known_by_head` the source may be the first `HEAD_SIZE` bytes.
     """
-    kind = _kind(name)
+    kind = kind_by_name(name)
     groups: tuple[ImageGroup, ...] = ()
     if kind is CodeFileKind.CUBIN:
         image = cubin_image(bytes(source.read(0, min(HEADER.size, source.size))), size)
@@ -89,12 +119,18 @@ def read_code_file(name: str, source: ByteSource, size: int) -> CodeFile | None:
     elif kind is CodeFileKind.BITCODE:
         target = _bitcode_target(name, source)
         groups = (_group(f"bitcode_{target.capability.number}", target, size, "none"),) if target else ()
+    elif kind is CodeFileKind.WINDOWS:
+        groups = code_of_dll(source) or ()
+    elif kind is CodeFileKind.AMD:
+        groups = amd_object(name, source, size)
     elif kind and _begins(source, (CONTAINER_START if kind is CodeFileKind.FATBIN else _ARCHIVE_START,)):
         groups = group_images((image for one in containers_in(source) for image in one.entries), "file")
+        groups = (*groups, *merge_groups(bundled_code(source)))
     return CodeFile(name, size, kind, groups) if kind and groups else None
 
 
-def _kind(name: str) -> CodeFileKind | None:
+def kind_by_name(name: str) -> CodeFileKind | None:
+    """What a file of this name is, if it is GPU code."""
     return _SUFFIXES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 (a Path each is slow)
 
 

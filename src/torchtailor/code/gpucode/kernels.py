@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from torchtailor.catalog.gpus import CodeKind
-from torchtailor.code.binary.elf_headers import MAGIC, SECTION_HEADER
+from torchtailor.code.binary.elf_headers import MAGIC, SECTION_HEADER, SectionType
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.fatbin import Image, decompress
 from torchtailor.core.errors import BadInputError
 
 _CODE = b".text."
+_CONSTANTS = b".nv.constant"
+_NOT_IN_FILE = (SectionType.NULL, SectionType.NOBITS)
 
 
 def kernel_names(source: ByteSource, image: Image) -> frozenset[str] | None:
@@ -23,6 +28,14 @@ def kernel_names(source: ByteSource, image: Image) -> frozenset[str] | None:
 
 def names_in_cubin(cubin: bytes) -> frozenset[str] | None:
     """The names of the code sections of a raw cubin, or None if it is not a whole ELF file."""
+    sections = cubin_sections(cubin)
+    if sections is None:
+        return None
+    return frozenset(_text(name[len(_CODE) :]) for name, _ in sections if name.startswith(_CODE))
+
+
+def cubin_sections(cubin: bytes) -> list[tuple[bytes, int]] | None:
+    """The names and sizes in the file of all sections of a raw cubin, or None if it is not a whole ELF file."""
     if len(cubin) < 64 or cubin[:4] != MAGIC:
         return None
     table = int.from_bytes(cubin[40:48], "little")
@@ -34,12 +47,51 @@ def names_in_cubin(cubin: bytes) -> frozenset[str] | None:
     start, size = headers[names_index][4:6]
     if start + size > len(cubin):
         return None
-    names = set()
-    for header in headers:
-        at = start + header[0]
-        if cubin.startswith(_CODE, at):
-            end = cubin.find(b"\0", at, start + size)
-            if end < 0:
-                return None
-            names.add(cubin[at + len(_CODE) : end].decode("utf-8", "backslashreplace"))
-    return frozenset(names)
+    sections = []
+    for name, kind, _, _, _, length, *_ in headers:
+        end = cubin.find(b"\0", start + name, start + size)
+        if end < 0:
+            return None
+        sections.append((cubin[start + name : end], 0 if kind in _NOT_IN_FILE else length))
+    return sections
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSize:
+    """Bytes of one function of a cubin, by what they are."""
+
+    code: int = 0
+    constants: int = 0
+    tables: int = 0  # what the driver and debuggers read of it: registers, parameters, relocations
+
+    @property
+    def total(self) -> int:
+        return self.code + self.constants + self.tables
+
+
+def functions_in_cubin(cubin: bytes) -> tuple[dict[str, FunctionSize], int] | None:
+    """The functions of a raw cubin, and the bytes that belong to none; None where it is not a whole ELF file."""
+    sections = cubin_sections(cubin)
+    if sections is None:
+        return None
+    sizes: dict[bytes, list[int]] = {name[len(_CODE) :]: [0, 0, 0] for name, _ in sections if name.startswith(_CODE)}
+    for section, size in sections:
+        kind, function = _split(section, sizes)
+        if function:
+            sizes[function][0 if kind == _CODE[:-1] else 1 if kind.startswith(_CONSTANTS) else 2] += size
+    found = {_text(name): FunctionSize(*columns) for name, columns in sizes.items()}
+    return found, len(cubin) - sum(size.total for size in found.values())
+
+
+def _split(section: bytes, functions: Mapping[bytes, object]) -> tuple[bytes, bytes]:
+    """`.nv.constant0.kernel` -> `.nv.constant0`, `kernel`; no function where the section belongs to none."""
+    dot = section.find(b".", 1)
+    while dot >= 0:
+        if section[dot + 1 :] in functions:
+            return section[:dot], section[dot + 1 :]
+        dot = section.find(b".", dot + 1)
+    return section, b""
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -32,10 +32,11 @@ class ImageGroup:
     raw: int
     compression: Mapping[str, int]  # images by how they are stored
     sections: Mapping[str, int]  # images by section
+    other: str = ""  # of another maker than NVIDIA: hip, sycl
 
     @property
     def kind(self) -> str:
-        return _KINDS[self.target.kind] if self.target else "unknown"
+        return _KINDS[self.target.kind] if self.target else self.other or "unknown"
 
     @property
     def sort_key(self) -> tuple[int, str, int, str]:
@@ -252,5 +253,6 @@ def merge_groups(groups: Iterable[ImageGroup]) -> tuple[ImageGroup, ...]:
             before.raw + group.raw,
             Counter(before.compression) + Counter(group.compression),
             Counter(before.sections) + Counter(group.sections),
+            group.other,
         )
     return tuple(sorted(merged.values(), key=lambda group: group.sort_key))

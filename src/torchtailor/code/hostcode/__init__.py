@@ -1,6 +1,7 @@
 """Which CPU instructions a library needs, per function, and which of its functions always run."""
 
 from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.extras import how_to_add
 
 try:
     import capstone as _capstone  # noqa: F401
@@ -8,5 +9,5 @@ try:
 except ImportError as error:
     raise EnvironmentProblem(
         f"Reading the host code of libraries needs the Python package {error.name}, which is not installed.",
-        "Install torchtailor with its extra: `pip install 'torchtailor[verify]'`.",
+        how_to_add("verify"),
     ) from error

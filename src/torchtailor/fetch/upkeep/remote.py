@@ -13,7 +13,7 @@ from torchtailor.code.binary.source import blamed_on
 from torchtailor.core.errors import BadInputError, NetworkError
 from torchtailor.core.trust import Limit
 from torchtailor.core.urls import redact
-from torchtailor.fetch.client import Client, UnreachableError
+from torchtailor.fetch.client import Client, ContentRange, UnreachableError
 from torchtailor.fetch.metadata import RangeFile
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.trees.wheels.archive import Member, locate, member_source, read_table
@@ -110,7 +110,8 @@ class _Stream:
         wanted = f"bytes={offset}-{self._end - 1}"
         self._response = self._opened.enter_context(self._client.open(self._url, {"Range": wanted}, accept=(206,)))
         self._at = offset
-        if not self._response.headers.get("content-range", "").startswith(f"bytes {offset}-{self._end - 1}/"):
+        sent = ContentRange.of(self._response.headers)
+        if (sent.first, sent.last) != (offset, self._end - 1):
             raise NetworkError(
                 f"The server of {redact(self._url)} sent another range than was requested.", "Try again."
             )

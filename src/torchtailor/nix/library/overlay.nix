@@ -12,7 +12,19 @@
 final: prev:
 
 let
-  settings = prev.config.torchtailor or { };
+  given = prev.config.torchtailor or { };
+  unknown = builtins.attrNames (
+    removeAttrs given [
+      "gpu"
+      "cpu"
+      "gigabytesPerJob"
+    ]
+  );
+  settings =
+    if unknown == [ ] then
+      given
+    else
+      throw "torchtailor: config.torchtailor has no ${builtins.head unknown}; it has gpu, cpu and gigabytesPerJob";
   capabilities = prev.config.cudaCapabilities or [ ];
   first = values: builtins.head (builtins.filter (value: value != null) values ++ [ null ]);
   tailored = import ./tailor.nix {

@@ -26,8 +26,12 @@ let
   target =
     if gpu == null then
       null
+    else if !(builtins.isString gpu) then
+      fail "gpu must be a compute capability in quotes, such as \"9.0\", and not a ${builtins.typeOf gpu}"
     else if builtins.match "[0-9]{1,2}[.][0-9][af]?" gpu == null then
       fail "gpu must be a compute capability such as 9.0, not ${gpu}"
+    else if gpu != capability && lib.versionOlder capability (if lib.hasSuffix "a" gpu then "9.0" else "10.0") then
+      fail "compute capability ${capability} has no code of its own: ${gpu} does not exist"
     else if compiledBy == [ ] then
       fail "there is no GPU with compute capability ${gpu}"
     else if catalog.toolkits ? ${cuda} && !(lib.elem cuda compiledBy) then
@@ -38,6 +42,8 @@ let
   isa =
     if cpu == null then
       null
+    else if !(builtins.isString cpu) then
+      fail "cpu must be an instruction set in quotes, such as \"avx512\", and not a ${builtins.typeOf cpu}"
     else if !(catalog.isas ? ${cpu}) then
       fail "there is no instruction set ${cpu}: ${toString (lib.attrNames catalog.isas)}"
     else if catalog.isas.${cpu}.arch != nixpkgs.stdenv.hostPlatform.parsed.cpu.name then
@@ -141,11 +147,17 @@ let
       export CMAKE_PROJECT_TOP_LEVEL_INCLUDES="$NIX_BUILD_TOP/torchtailor.cmake"
     '';
 
-  jobs = lib.optionalString (gigabytesPerJob != null) ''
+  jobs = lib.optionalString (gigabytesPerJob != null && gigabytes) ''
     room=$(awk '/^MemAvailable:/ { print int($2 / 1024 / 1024 / ${toString gigabytesPerJob}) }' /proc/meminfo)
     if [ "''${room:-0}" -lt 1 ]; then room=1; fi
     if [ "$room" -lt "$NIX_BUILD_CORES" ]; then export NIX_BUILD_CORES=$room; fi
   '';
+
+  gigabytes =
+    if builtins.isInt gigabytesPerJob && gigabytesPerJob > 0 then
+      true
+    else
+      fail "gigabytesPerJob must be a whole number above 0";
 
   # nixpkgs' patches and edits are for another version: what does not fit fails. Only the bound on setuptools, which
   # changes from version to version, is removed whatever it is.

@@ -13,6 +13,7 @@ from torchtailor.catalog.releases import Release
 from torchtailor.catalog.variants.matrix import Matrix
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.catalog.versions import python_key
+from torchtailor.core.errors import NoMatchError
 from torchtailor.nix.identify import TreeRelease
 from torchtailor.nix.pins import NixpkgsRow, Pins
 from torchtailor.nix.recipe import Recipe
@@ -22,10 +23,11 @@ from torchtailor.nix.write import written_origin
 
 
 class Severity(Enum):
-    """An error fails the audit, a warning only a strict one."""
+    """An error fails the audit, a warning only a strict one, a note never."""
 
     ERROR = "error"
     WARNING = "warning"
+    NOTE = "note"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class AuditContext:
     @cached_property
     def listed(self) -> frozenset[str]:
         """The names of the release's matrix, for every Python."""
-        return frozenset(variant.name for variant in self.matrix.variants(self.release.name, "all"))
+        return frozenset(variant.name for variant in self.matrix.variants(self.release.recipe_name, "all"))
 
     @cached_property
     def from_wheels(self) -> bool:
@@ -66,13 +68,35 @@ class AuditContext:
     @cached_property
     def spark(self) -> frozenset[str]:
         """What `recipes write --spark` adds to a tree of this release."""
-        return spark_names(self.pins) if self.pins.file.spark.release == self.release.name else frozenset()
+        return spark_names(self.pins) if self.pins.file.spark.release == self.release.recipe_name else frozenset()
 
     @cached_property
     def pythons(self) -> tuple[str, ...]:
         """The Python versions that this tree has recipes for."""
         found = {r.recipe_name.parsed.python for r in self.recipes if r.recipe_name and r.recipe_name.parsed.python}
         return tuple(sorted(found & set(self.release.pythons), key=python_key))
+
+    @property
+    def package(self) -> str:
+        """The package of torch that this folder is, as nixpkgs has one: `torch 2.9.1`; empty for recipes."""
+        own = next((recipe for recipe in self.recipes if recipe.is_package), None)
+        version = own.source.last("version") if own else None
+        value = own.source.value(version.node) if own and version else None
+        return "" if own is None else f"torch {value}" if isinstance(value, str) else "torch"
+
+    def require_recipes(self) -> None:
+        """Refuse a folder of Nix files that have nothing to do with PyTorch."""
+        if self.package or any(recipe.concerns_torch or recipe.name in self.spark for recipe in self.recipes):
+            return
+        root = self.tree.root
+        torch = root / "pkgs" / "development" / "python-modules" / "torch"
+        raise NoMatchError(
+            f"{root} {'is nixpkgs itself' if torch.is_dir() else 'holds Nix files'}, but no recipes of PyTorch: "
+            "none is named as a variant, overrides torch or fetches a nixpkgs.",
+            f"Its package of torch can be checked: {torch}."
+            if torch.is_dir()
+            else "Give a folder that has .flox/pkgs.",
+        )
 
     def require_all_read(self) -> None:
         """Refuse to change a tree of which a file cannot be read."""
@@ -95,6 +119,7 @@ class AuditContext:
         return self.pins.find_nixpkgs(recipe.pins[0].rev)
 
 
+NoteCheck = Callable[[Recipe, AuditContext], bool]
 RecipeCheck = Callable[[Recipe, AuditContext], Iterator[tuple[int, str]]]
 VariantCheck = Callable[[Recipe, Variant, AuditContext], Iterator[tuple[int, str]]]
 TreeCheck = Callable[[AuditContext], Iterator[tuple[Path, int, str]]]
@@ -109,6 +134,7 @@ class AuditRule:
     looks_for: str
     fix: str
     on_recipe: RecipeCheck | None = None
+    note_if: NoteCheck | None = None  # where a recipe's finding is only a note
     on_tree: TreeCheck | None = None
 
 
@@ -130,7 +156,9 @@ def recipe_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Callab
     return register
 
 
-def variant_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Callable[[VariantCheck], VariantCheck]:
+def variant_rule(
+    id: str, severity: Severity, looks_for: str, fix: str, *, note_if: NoteCheck | None = None
+) -> Callable[[VariantCheck], VariantCheck]:
     """Register a check of readable recipes of PyTorch whose file name is a variant's."""
 
     def register(check: VariantCheck) -> VariantCheck:
@@ -138,7 +166,7 @@ def variant_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Calla
             if recipe.is_torch and recipe.variant and not recipe.row:  # the library does the rest
                 yield from check(recipe, recipe.variant, context)
 
-        _register(AuditRule(id, severity, looks_for, fix, on_recipe=on_recipe))
+        _register(AuditRule(id, severity, looks_for, fix, on_recipe=on_recipe, note_if=note_if))
         return check
 
     return register

@@ -79,8 +79,10 @@ def patches_dropped(recipe: Recipe, variant: Variant, context: AuditContext) -> 
 @variant_rule(
     "toolkit-stub",
     Severity.ERROR,
-    "nixpkgs' patches dropped without a replacement for FindCUDAToolkit.cmake, which PyTorch installs",
+    "nixpkgs' patches dropped without a replacement for FindCUDAToolkit.cmake, which PyTorch installs; at an unknown "
+    "pin, whose patches may be others, a note",
     "Write a cmake/Modules/FindCUDAToolkit.cmake in postPatch that includes CMake's own module.",
+    note_if=lambda recipe, context: not context.knows_pins(recipe),
 )
 def toolkit_stub(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     if variant.gpu is None or not recipe.cleared_patches:
@@ -158,10 +160,10 @@ def overlay_torch(recipe: Recipe, variant: Variant, context: AuditContext) -> It
     if recipe.upgrade and recipe.upgrade.text != wanted:
         yield (
             recipe.upgrade.number,
-            f"torch is set to {recipe.upgrade.text}; release {context.release.name} is {wanted}",
+            f"torch is set to {recipe.upgrade.text}; release {context.release.recipe_name} is {wanted}",
         )
     elif not recipe.upgrade and (pin := context.pin_of(recipe)) and pin.torch != wanted:
-        yield 1, f"torch is nixpkgs' {pin.torch}; release {context.release.name} is {wanted}"
+        yield 1, f"torch is nixpkgs' {pin.torch}; release {context.release.recipe_name} is {wanted}"
 
 
 @variant_rule(

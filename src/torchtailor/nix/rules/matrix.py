@@ -26,7 +26,7 @@ _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
     "Give the release with --release.",
 )
 def release_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    if not context.identified.certain and context.recipes:
+    if not context.identified.certain and context.recipes and not context.package:
         yield context.recipes[0].path, 1, f"the release of this tree is not certain: {context.identified.doubt}"
 
 
@@ -44,7 +44,7 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         variant
         for python in context.pythons or (DEFAULT_PYTHON,)
         for variant in recipe_variants(
-            context.catalog, context.release.name, (selection or {}).get(python, ()), [python]
+            context.catalog, context.release.recipe_name, (selection or {}).get(python, ()), [python]
         )
     ]
     missing = [variant for variant in wanted if variant.name not in context.names]
@@ -59,14 +59,14 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         yield (
             context.tree.pkgs,
             1,
-            f"release {context.release.name} has {len(missing)} variants without a recipe in this tree: {names}",
+            f"release {context.release.recipe_name} has {len(missing)} variants without a recipe in this tree: {names}",
         )
         return
     for variant in missing:
         yield (
             context.tree.pkgs / f"{variant.name}.nix",
             1,
-            f"release {context.release.name} has this variant, the tree has no recipe for it",
+            f"release {context.release.recipe_name} has this variant, the tree has no recipe for it",
         )
 
 
@@ -108,7 +108,10 @@ def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
     if context.matrix.why_impossible(recipe.variant):
         return
     if name.base not in context.listed:
-        yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} for this CUDA version"
+        yield (
+            1,
+            f"release {context.release.recipe_name} does not list {recipe.variant.short_name} for this CUDA version",
+        )
 
 
 @recipe_rule(
@@ -118,7 +121,7 @@ def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
     "Move it elsewhere, or rename it to a variant's name.",
 )
 def file_unknown(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.name in context.spark or (recipe.name == TOOL and context.from_wheels):
+    if recipe.name in context.spark or (recipe.name == TOOL and context.from_wheels) or context.package:
         return
     if recipe.recipe_name is None:
         yield 1, "the file name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, variant_rule
+from torchtailor.nix.syntax import TextLine
 
 _SPELLING = re.compile(r"\d{1,2}\.\d[af]?(?:\+PTX)?")
 
@@ -86,6 +87,53 @@ def arch_spelling(recipe: Recipe, variant: Variant, context: AuditContext) -> It
     for word in found.text.split(";"):
         if not _SPELLING.fullmatch(word):
             yield found.number, f"gpuTargets has {word!r}, which is not valid in TORCH_CUDA_ARCH_LIST"
+
+
+def _listed_capabilities(recipe: Recipe) -> Mapping[str, Sequence[TextLine]]:
+    """The lists of compute capabilities that a package of torch has, by their names."""
+    source = recipe.source
+    found = {
+        outer.name: [
+            line
+            for binding in (outer, *source.below(outer))
+            for line in source.lines(binding.node)
+            if "${" not in line.text
+        ]
+        for outer in source.bindings
+        if outer.name.lower().endswith("capabilities")
+    }
+    return {name: lines for name, lines in found.items() if lines} if recipe.is_package else {}
+
+
+@recipe_rule(
+    "capability-list",
+    Severity.WARNING,
+    "a package of torch whose list of compute capabilities has one twice, or what is none",
+    "Write each once, with a dot: `9.0`, `9.0a`.",
+)
+def capability_list(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    for name, lines in _listed_capabilities(recipe).items():
+        seen: set[str] = set()
+        for line in lines:
+            if not _SPELLING.fullmatch(line.text):
+                yield line.number, f"{name} has {line.text!r}, which is no compute capability"
+            elif line.text in seen:
+                yield line.number, f"{name} has {line.text} twice"
+            seen.add(line.text)
+
+
+@recipe_rule(
+    "capability-missing",
+    Severity.NOTE,
+    "a package of torch whose list of compute capabilities lacks GPUs: `cudaCapabilities` does not compile for them",
+    "Override it with `gpuTargets`, as `torchtailor recipes write` does, or add them to the list.",
+)
+def capability_missing(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    for name, lines in _listed_capabilities(recipe).items():
+        listed = {line.text for line in lines}
+        newest = context.catalog.toolkits[max(context.catalog.toolkits)]
+        if missing := [str(gpu) for gpu in sorted(newest.architectures) if str(gpu) not in listed]:
+            yield lines[0].number, f"{name} lacks {', '.join(missing)}"
 
 
 @recipe_rule(

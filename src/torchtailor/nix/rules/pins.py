@@ -14,6 +14,7 @@ from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, tree
 
 _REVISION = re.compile(r"[0-9a-f]{7,40}")
 _BUILTIN_FETCHERS = ("fetchTarball", "fetchGit", "fetchTree")  # of pins, or by a revision
+_INHERITS_HASH = re.compile(r"\binherit\b[^;]*\b(?:hash|sha256)\b")
 _CUDA_ALIAS = re.compile(r"cudaPackages(?:_\d+)?")
 _PYTHON_ALIAS = re.compile(r"python3?(?:Packages)?")
 
@@ -29,9 +30,10 @@ def pin_wrong(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]
         return
     for pin in recipe.pins:
         if not context.pin.rev.startswith(pin.rev) and context.pins.find_nixpkgs(pin.rev):
+            written = context.release.recipe_name
             yield (
                 pin.line,
-                f"nixpkgs is pinned to {pin.rev[:12]}; release {context.release.name} has {context.pin.rev[:12]}",
+                f"nixpkgs is pinned to {pin.rev[:12]}; release {written} has {context.pin.rev[:12]}",
             )
 
 
@@ -114,6 +116,8 @@ def hash_placeholder(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
         if not name.rpartition(".")[2].startswith("fetch") or name.endswith(_BUILTIN_FETCHERS):
             continue
         bindings = {binding.name: binding for binding in recipe.source.inside(argument)}
+        if not bindings or _INHERITS_HASH.search(recipe.source.raw(argument)):  # its arguments are elsewhere
+            continue
         given = bindings.get("hash") or bindings.get("sha256")
         value = recipe.source.value(given.node) if given else ""
         text = recipe.source.text.encode()[given.node.start_byte : given.node.end_byte].decode() if given else ""
@@ -121,11 +125,17 @@ def hash_placeholder(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
             yield given.line if given else line, f"{name.rpartition('.')[2]} has no real hash"
 
 
+def _fixed(recipe: Recipe, context: AuditContext) -> bool:
+    """Whether its nixpkgs is one revision, so that a floating name in it stays what it is."""
+    return bool(recipe.pins)
+
+
 @variant_rule(
     "alias-cuda",
     Severity.ERROR,
-    "a floating CUDA package set (`cudaPackages_13`) instead of the file name's version",
+    "a floating CUDA package set (`cudaPackages_13`) instead of the file name's version; at a fixed pin a note",
     "Use the versioned set: `cudaPackages_13_0`.",
+    note_if=_fixed,
 )
 def alias_cuda(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     if variant.build.cuda is None:
@@ -143,8 +153,9 @@ def alias_cuda(recipe: Recipe, variant: Variant, context: AuditContext) -> Itera
 @variant_rule(
     "alias-python",
     Severity.ERROR,
-    "a floating Python package set (`python3Packages`) instead of the file name's version",
+    "a floating Python package set (`python3Packages`) instead of the file name's version; at a fixed pin a note",
     "Use the versioned set: `python313Packages`.",
+    note_if=_fixed,
 )
 def alias_python(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     wanted = f"python{variant.python.replace('.', '')}Packages"

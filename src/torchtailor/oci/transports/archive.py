@@ -24,6 +24,7 @@ from torchtailor.core.trust import decode_json
 from torchtailor.oci.descriptor import Descriptor, MediaType
 from torchtailor.oci.manifests import DOCUMENT_TYPES, MANIFEST_LIMIT, check_document, make_document
 from torchtailor.oci.reference import ImageReference, RepositoryName, parse_repository
+from torchtailor.oci.referrers import Proofs
 from torchtailor.oci.transports.base import Document
 from torchtailor.oci.transports.content import PIECE, checked, join_pieces, open_plain, read_document, reading, short
 from torchtailor.oci.transports.layout import INDEX, OciSource, blob_name
@@ -212,6 +213,9 @@ class DockerArchiveSource:
             raise BadInputError(f"{self.name} lacks the blob {short(descriptor)}.", _AGAIN)
         with self._files.pieces(member) as pieces:
             yield checked(pieces, descriptor, self.name)
+
+    def proofs(self, descriptor: Descriptor) -> Proofs:
+        return Proofs()
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from torchtailor.core.trust import decode_json
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.manifests import is_index, require_oci
 from torchtailor.oci.reference import ImageReference
+from torchtailor.oci.referrers import Referrer
 from torchtailor.oci.transports.archive import DOCKER_MANIFEST_FILE
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.content import checked, file_pieces, open_plain, short
@@ -87,6 +88,7 @@ class _ArchiveDestination:
 
     is_local = True
     takes_index = True
+    takes_referrers = False
 
     def __init__(self, reference: ImageReference) -> None:
         assert reference.path is not None
@@ -148,6 +150,9 @@ class _ArchiveDestination:
     def put_document(self, document: Document) -> None:
         self.put(document.descriptor, iter((document.data,)))
 
+    def attach(self, referrer: Referrer) -> None:
+        raise NotImplementedError
+
     def commit(self, root: Document) -> None:
         self.put_document(root)
         for name, data in self._last_files(root).items():
@@ -186,16 +191,27 @@ class _ArchiveDestination:
 class OciArchiveDestination(_ArchiveDestination):
     """An OCI layout in a tar file."""
 
+    takes_referrers = True
     wants_oci = True
+
+    def __init__(self, reference: ImageReference) -> None:
+        super().__init__(reference)
+        self._rows: list[bytes] = []
 
     def put_document(self, document: Document) -> None:
         require_oci(document, self.name)
         super().put_document(document)
 
+    def attach(self, referrer: Referrer) -> None:
+        for blob, data in referrer.blobs:
+            self.put(blob, iter((data,)))
+        self.put_document(referrer.document)
+        self._rows.append(msgspec.json.encode(referrer.row))
+
     def _last_files(self, root: Document) -> dict[str, bytes]:
         name = self._reference.ref
         entry = index_entry(root, {REF_NAME: name} if name else {})
-        return {LAYOUT: LAYOUT_CONTENT, INDEX: new_index([entry])}
+        return {LAYOUT: LAYOUT_CONTENT, INDEX: new_index([entry, *self._rows])}
 
 
 class _Parts(msgspec.Struct):

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torchtailor.oci.descriptor import Descriptor
+
+if TYPE_CHECKING:
+    from torchtailor.oci.referrers import Proofs, Referrer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class ImageSource(Protocol):
         """The bytes of a blob in pieces of about 1 MiB. Resumes where a connection broke; the last piece is given only
         if size and digest are right, else it raises a TorchtailorError."""
 
+    def proofs(self, descriptor: Descriptor) -> Proofs:
+        """How many signatures and attestations refer to a manifest."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -65,6 +71,10 @@ class ImageDestination(Protocol):
         OCI layouts."""
 
     @property
+    def takes_referrers(self) -> bool:
+        """Whether documents can be attached to an image there."""
+
+    @property
     def staging(self) -> Path | None:
         """A folder on its disk for files that `put_file` will be given, gone after the block; None where there is no
         such disk."""
@@ -84,6 +94,9 @@ class ImageDestination(Protocol):
 
     def put_document(self, document: Document) -> None:
         """Store a manifest by digest."""
+
+    def attach(self, referrer: Referrer) -> None:
+        """Store a document that refers to an image, which may come later."""
 
     def commit(self, root: Document) -> None:
         """Give the image its name: the last thing that is done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -22,9 +22,10 @@ from torchtailor.core.disk import (
 )
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.trust import decode_json
-from torchtailor.oci.descriptor import Descriptor
+from torchtailor.oci.descriptor import Descriptor, MediaType
 from torchtailor.oci.manifests import MANIFEST_LIMIT, check_document, require_oci
 from torchtailor.oci.reference import ImageReference
+from torchtailor.oci.referrers import COSIGN_TAGS, Proofs, Referrer, listed_in, row_if_of, tag_of
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.content import (
     checked,
@@ -130,6 +131,19 @@ class OciSource:
                     pass
         return path
 
+    def proofs(self, descriptor: Descriptor) -> Proofs:
+        tag, entries = tag_of(descriptor), self._entries()
+        names = {(entry.annotations or {}).get(REF_NAME, ""): entry for entry in entries}
+        rows: list[Mapping[str, Any]] = []
+        for entry in entries:
+            if entry is not names.get(tag) and entry.media_type != MediaType.OCI_MANIFEST.value:
+                continue
+            with suppress(BadInputError):  # of another image: that is not what was asked for
+                document = self.document(entry)
+                row = row_if_of(descriptor, document)
+                rows += listed_in(document, self.name) if entry is names.get(tag) else [row] if row else []
+        return Proofs.of(rows) + Proofs.of_tags(end for end in COSIGN_TAGS if tag + end in names)
+
     def __enter__(self) -> Self:
         return self
 
@@ -159,7 +173,11 @@ class OciSource:
                 raise NoMatchError(f"{self.name} does not exist: there are {len(entries)} images.", "Count from @0.")
             return entries[position]
         names = [(entry.annotations or {}).get(REF_NAME, "") for entry in entries]
-        found = [entry for entry, name in zip(entries, names, strict=True) if wanted is None or name == wanted]
+        found = [
+            entry
+            for entry, name in zip(entries, names, strict=True)
+            if name == wanted or (wanted is None and not entry.artifact_type)
+        ]
         if len({entry.digest for entry in found}) == 1:
             return found[0]
         shown = ", ".join(sorted({name for name in names if name})[:_LISTED])
@@ -220,6 +238,7 @@ class OciFolderDestination:
 
     is_local = True
     takes_index = True
+    takes_referrers = True
     wants_oci = True
 
     def __init__(self, reference: ImageReference) -> None:
@@ -227,6 +246,7 @@ class OciFolderDestination:
         if reference.position is not None:
             raise UsageError(f"{reference} is a position, which only an image that exists has.", "Give it a name.")
         self._reference, self._folder = reference, reference.path
+        self._referrers: list[Referrer] = []
         self._staged: dict[str, Path] = {}
         self._stack = ExitStack()
         self._made: list[Path] = []
@@ -292,6 +312,13 @@ class OciFolderDestination:
         require_oci(document, self.name)
         self.put(document.descriptor, iter((document.data,)))
 
+    def attach(self, referrer: Referrer) -> None:
+        for blob, data in referrer.blobs:
+            if not self.has(blob):
+                self.put(blob, iter((data,)))
+        self.put_document(referrer.document)
+        self._referrers.append(referrer)
+
     def commit(self, root: Document) -> None:
         self.put_document(root)
         with disk_errors(self._folder), locked_folder(self._folder):
@@ -341,8 +368,21 @@ class OciFolderDestination:
         """The index with the image in the place of that of the same name (or of the one without a name)."""
         around, entries = self._old_index()
         name = self._reference.ref
-        kept = [bytes(entry) for entry in entries if _name_of(entry) != name]
-        return _encode(around, [*kept, index_entry(root, {REF_NAME: name} if name else {})])
+        attached = [msgspec.json.encode(one.row) for one in self._referrers]
+        kept = [
+            bytes(entry)
+            for entry in entries
+            if (_name_of(entry) != name or _is_referrer(entry)) and bytes(entry) not in attached
+        ]
+        return _encode(around, [*kept, index_entry(root, {REF_NAME: name} if name else {}), *attached])
+
+
+def _is_referrer(entry: msgspec.Raw) -> bool:
+    """Whether an entry without a name is attached to an image, and is no image."""
+    try:
+        return bool(msgspec.json.decode(entry, type=Descriptor).artifact_type)
+    except (msgspec.MsgspecError, BadInputError, RecursionError):
+        return False
 
 
 def _name_of(entry: msgspec.Raw) -> str | None:

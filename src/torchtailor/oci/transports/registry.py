@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urljoin
 
-import urllib3
-
 from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.trust import whole_number
-from torchtailor.fetch.client import Answer, StatusError, UnreachableError, wait_before, worth_retrying
-from torchtailor.oci.descriptor import Descriptor
+from torchtailor.fetch.client import (
+    Answer,
+    ContentRange,
+    StatusError,
+    UnreachableError,
+    read_pieces,
+    wait_before,
+    worth_retrying,
+)
+from torchtailor.oci.descriptor import Descriptor, MediaType
+from torchtailor.oci.imagespec import digest_of
 from torchtailor.oci.manifests import (
     DOCUMENT_TYPES,
     MANIFEST_LIMIT,
@@ -26,6 +33,7 @@ from torchtailor.oci.manifests import (
     too_large,
 )
 from torchtailor.oci.reference import ImageReference
+from torchtailor.oci.referrers import COSIGN_TAGS, Proofs, Referrer, listed_in, listing, tag_of
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.content import (
     PIECE,
@@ -84,6 +92,17 @@ class RegistrySource:
         finally:
             pieces.close()
 
+    def proofs(self, descriptor: Descriptor) -> Proofs:
+        listed = self._server.call("GET", self._server.address(f"referrers/{descriptor.digest}"), accept=_ANY)
+        if listed.status != 200:
+            listed = self._tagged(tag_of(descriptor))
+        rows = listed_in(_index_of(listed), self.name) if listed.status == 200 else ()
+        tags = [end for end in COSIGN_TAGS if self._tagged(tag_of(descriptor) + end, "HEAD").status == 200]
+        return Proofs.of(rows) + Proofs.of_tags(tags)
+
+    def _tagged(self, tag: str, method: str = "GET") -> Answer:
+        return _listed(self._server, tag, method)
+
     def __enter__(self) -> Self:
         return self
 
@@ -141,11 +160,11 @@ class RegistrySource:
             if response.headers.get("content-type", "").startswith("text/html"):
                 raise _web_page(self._server.name)
             skip = 0 if response.status == 206 else start
-            if response.status == 206 and not _starts_at(response, start):
+            if response.status == 206 and ContentRange.of(response.headers).first != start:
                 raise UnreachableError(
                     f"{self._server.name} sent another part of a blob than it was asked for.", _AGAIN
                 )
-            for piece in response.stream(PIECE, decode_content=False):
+            for piece in read_pieces(response, f"{short(descriptor)} of {self._server.name}"):
                 rest = piece[skip:]
                 skip = max(0, skip - len(piece))
                 if rest:
@@ -156,6 +175,7 @@ class RegistryDestination:
     """A name in a registry: blobs and manifests are there by digest first, and the tag moves last."""
 
     takes_index = True
+    takes_referrers = True
     wants_oci = False
     staging = None
 
@@ -221,6 +241,19 @@ class RegistryDestination:
     def put_document(self, document: Document) -> None:
         self._put_manifest(document, document.descriptor.digest)
 
+    def attach(self, referrer: Referrer) -> None:
+        for blob, data in referrer.blobs:
+            if not self.has(blob):
+                self.put(blob, iter((data,)))
+        answer = self._put_manifest(referrer.document, referrer.document.descriptor.digest)
+        if answer.headers.get("oci-subject"):  # the registry lists it itself
+            return
+        tag = tag_of(referrer.subject)
+        found = _listed(self._server, tag)
+        rows = listed_in(_index_of(found), self.name) if found.status == 200 else ()
+        if all(row.get("digest") != referrer.document.descriptor.digest for row in rows):
+            self._put_manifest(listing([*rows, referrer.row]), tag)
+
     def commit(self, root: Document) -> None:
         self._put_manifest(root, self._image.tag or "latest")
 
@@ -233,7 +266,7 @@ class RegistryDestination:
                 self._server.abandon(location)
         self._unfinished.clear()
 
-    def _put_manifest(self, document: Document, name: str) -> None:
+    def _put_manifest(self, document: Document, name: str) -> Answer:
         answer = self._server.call(
             "PUT",
             self._server.address(f"manifests/{name}"),
@@ -242,6 +275,7 @@ class RegistryDestination:
             accept=(200, 201, 202),
         )
         self._check_stored(answer, document.descriptor)
+        return answer
 
     def _check_stored(self, answer: Answer, descriptor: Descriptor) -> None:
         stored = answer.headers.get("docker-content-digest", descriptor.digest)
@@ -357,6 +391,17 @@ class RegistryDestination:
 
 
 _EMPTY = {"Content-Length": "0"}
+_ANY = tuple(range(200, 600))  # what a registry may say that does not know the question
+
+
+def _listed(server: RegistryServer, tag: str, method: str = "GET") -> Answer:
+    """What lies under a tag for referrers; that there is none is no error, however a registry says so."""
+    asked = {"Accept": _ACCEPT}
+    return server.call(method, server.address(f"manifests/{tag}"), asked, accept=_ANY, limit=MANIFEST_LIMIT)
+
+
+def _index_of(answer: Answer) -> Document:
+    return Document(answer.body, Descriptor(MediaType.OCI_INDEX.value, digest_of(answer.body), len(answer.body)))
 
 
 def _grouped(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
@@ -382,11 +427,6 @@ def _ahead(buffers: Iterator[bytes]) -> Generator[bytes]:
 
 def _with_digest(location: str, descriptor: Descriptor) -> str:
     return f"{location}{'&' if '?' in location else '?'}digest={descriptor.digest}"
-
-
-def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
-    return found is not None and int(found[1]) == offset
 
 
 def _web_page(name: str) -> NetworkError:

@@ -32,6 +32,8 @@ _SMALL = 1 << 20  # bytes of answers that are not manifests
 _PATIENCE = 120.0  # seconds that a small answer may take in all
 _ALL = range(100, 600)
 _MOVED = (301, 302, 303, 307, 308)
+# Before a country's two letters, these are under nobody's control: registry.co.uk and evil.co.uk are strangers.
+_OF_MANY = frozenset(("ac", "co", "com", "edu", "go", "gob", "gov", "ne", "net", "or", "org"))
 _LOG_IN = "Log in with docker login, podman login or skopeo login."
 
 Result = TypeVar("Result")
@@ -370,4 +372,6 @@ def _is_of(host: str, registry: str) -> bool:
         (at for at, pair in enumerate(zip(ours[::-1], theirs[::-1], strict=False)) if pair[0] != pair[1]), None
     )
     shared = min(len(ours), len(theirs)) if shared is None else shared
+    if shared == 2 and len(ours[-1]) == 2 and ours[-2] in _OF_MANY:
+        return False
     return shared >= 2 and shared >= max(len(ours), len(theirs)) - 1

@@ -32,13 +32,14 @@ from torchtailor.catalog.variants import Variant
 from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.select import is_glob, unmatched
 from torchtailor.catalog.versions import python_key
+from torchtailor.core import origin, version
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.store import check_store
 from torchtailor.core.urls import redact
 from torchtailor.core.version import __version__
 from torchtailor.nix.write import recipe_releases
 from torchtailor.publish.ci.cron import cron_problem
-from torchtailor.publish.ci.tables import SchemeRow, SystemRow, ci_tables
+from torchtailor.publish.ci.tables import OidcRow, SchemeRow, SystemRow, ci_tables
 
 _OLDEST_PYTHON = "3.11"  # that torchtailor runs on
 # A login that is a secret: any of http, and of other schemes one with a password; git@ of ssh is none.
@@ -64,6 +65,13 @@ class CiDivision(StrEnum):
     ALL = "all"
 
 
+class CiLogin(StrEnum):
+    """How jobs log in to stores and indexes."""
+
+    OIDC = "oidc"
+    KEYS = "keys"
+
+
 class CiLevel(StrEnum):
     """How far a job that builds proves what it has built."""
 
@@ -77,8 +85,8 @@ class CiOptions:
     """What the workflow is to do."""
 
     selectors: tuple[str, ...]
-    release: str | None = None
-    python: str | None = None
+    releases: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
     cuda: str | None = None
     method: str = WHEEL
     nvidia: bool = False
@@ -97,6 +105,7 @@ class CiOptions:
     branch: str = ""  # that is published; the usual one where none is given
     minutes: int | None = None
     package: str = ""
+    login: CiLogin = CiLogin.OIDC
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ class CiPlan:
         for one in dict.fromkeys(map(_scheme, (self.store, self.options.publish))):
             if one not in ("", "file", *schemes):
                 found.append(f"the fsspec plug-in and the credentials of {one}://")
-            elif one in schemes and not schemes[one].secrets:
+            elif one in schemes and not schemes[one].secrets and not self._oidc(schemes[one]):
                 found.append(f"the credentials of {one}://")
         return tuple(found)
 
@@ -228,7 +237,7 @@ class CiPlan:
         found = [f"{name} matches no variant." for name in self.unmatched]
         found += [f"Add {what} to it yourself." for what in self.by_hand]
         found += self._cluster_warnings()
-        if not self.options.package and not _from_index():
+        if version.PUBLISHED and not self.options.package and not _from_index():
             found.append(
                 f"Its jobs install torchtailor {__version__} from the package index, and this one is not "
                 "from there: name another with --package, such as git+URL@TAG or a folder of the repository."
@@ -292,9 +301,23 @@ class CiPlan:
         given = (self.store, self.options.publish if publishes else "")
         return tuple(known[scheme] for scheme in dict.fromkeys(map(_scheme, given)) if scheme in known)
 
+    def _oidc(self, row: SchemeRow) -> OidcRow | None:
+        """The login without a secret, if there is one on this system and it was not refused."""
+        known = row.oidc if self.options.login is CiLogin.OIDC else None
+        return known if known and (self.system is CiSystem.GITHUB or known.audience) else None
+
+    def logins(self, *, publishes: bool) -> tuple[OidcRow, ...]:
+        """The logins of a job by its identity; that of the index is for the job that publishes alone."""
+        return tuple(found for row in self._schemes(publishes=publishes) if (found := self._oidc(row)))
+
+    @property
+    def oidc_variables(self) -> tuple[str, ...]:
+        """What the project has to say for these logins; no secrets."""
+        return _joined(row.variables for row in self.logins(publishes=True))
+
     def secrets(self, *, publishes: bool) -> tuple[str, ...]:
         """The secrets of a job; those of the index are for the job that publishes alone."""
-        return _joined(row.secrets for row in self._schemes(publishes=publishes))
+        return _joined(row.secrets for row in self._schemes(publishes=publishes) if not self._oidc(row))
 
     @property
     def publish_secrets(self) -> tuple[str, ...]:
@@ -306,6 +329,10 @@ class CiPlan:
         rows = self._schemes(publishes=publishes)
         return {name: value for row in rows for name, value in row.variables.items()}
 
+    def settings(self, *, publishes: bool) -> Mapping[str, str]:
+        """What the plug-ins need beside a login by identity."""
+        return {name: value for row in self.logins(publishes=publishes) for name, value in row.settings.items()}
+
     @property
     def requirement(self) -> str:
         """What pip installs: torchtailor with the extras that the jobs need."""
@@ -314,7 +341,7 @@ class CiPlan:
         extras |= {"publish"} if self.options.publish else set()
         if self.package_path:
             return f"{self.options.package}[{','.join(sorted(extras))}]"
-        return _with_extras(self.options.package or f"torchtailor=={__version__}", extras)
+        return _with_extras(self.options.package or origin.pinned(), extras)
 
     @property
     def package_path(self) -> str:
@@ -425,7 +452,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
 def _check(system: CiSystem, options: CiOptions) -> None:
     """Refuse what cannot work, before anything is written."""
     texts = (options.store, options.objects, options.publish, options.package, options.schedule, options.branch)
-    named = (options.release or "", options.python or "", options.cuda or "", options.on or "", *options.selectors)
+    named = (*options.releases, *options.pythons, options.cuda or "", options.on or "", *options.selectors)
     for text in (*texts, *named, *options.build_options, *options.runners, *options.gpu_runners):
         check_word(text)
     for option, words in {"--package": (options.package,), "--build-options": options.build_options}.items():
@@ -436,6 +463,11 @@ def _check(system: CiSystem, options: CiOptions) -> None:
             )
     if not _BRANCH.fullmatch(options.branch):
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
+    if not options.package and not origin.pinned():
+        raise UsageError(
+            "torchtailor is not on the package index yet, and the repository of this one is not known.",
+            "Say what the jobs install: --package git+https://HOST/NAME@COMMIT, or a folder of your repository.",
+        )
     if set(options.package) & set(" ;"):
         raise UsageError(
             f"--package {options.package!r} is not installable by pip: it has a space or a semicolon.", _PACKAGES
@@ -513,8 +545,8 @@ def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
     choices = choose(
         catalog,
         options.selectors,
-        release=options.release,
-        python=options.python,
+        release=options.releases,
+        python=options.pythons,
         cuda=options.cuda,
         method=options.method,
         glob_release=releases,
@@ -532,7 +564,7 @@ def _division(options: CiOptions, where: Where | None) -> CiDivision:
 def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
     found: dict[str, list[Variant]] = {}
     for variant in variants:
-        gpu = variant.gpu.sm if variant.gpu else "cpu"
+        gpu = variant.gpu_name
         name = {
             CiDivision.ALL: "all",
             CiDivision.ARCHITECTURE: variant.arch,
@@ -598,7 +630,7 @@ def _proofs(
         name, labels = _labels(text, "--gpu-runner", "sm90=self-hosted,h100")
         gpu, slash, arch = name.partition("/")
         sm = catalog.gpu(gpu).sm
-        kinds = {variant.arch for variant in variants if variant.gpu and variant.gpu.sm == sm}
+        kinds = {variant.arch for variant in variants if sm in {gpu.sm for gpu in variant.gpus}}
         kinds &= {arch} if slash else kinds
         if not kinds:
             raise NoMatchError(
@@ -609,7 +641,7 @@ def _proofs(
         wanted = {
             variant.unique_name: variant.short_name
             for variant in variants
-            if variant.gpu and variant.gpu.sm == sm and variant.arch == arch
+            if sm in {gpu.sm for gpu in variant.gpus} and variant.arch == arch
         }
         for job in jobs:
             if mine := tuple(one for one in job.variants if one in wanted):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtailor.catalog import WHEEL
 from torchtailor.core.templates import template_environment
-from torchtailor.publish.ci.plan import CiPlan, check_word
+from torchtailor.publish.ci.plan import CiLogin, CiPlan, check_word
 from torchtailor.publish.ci.tables import ci_tables
 
 
@@ -18,7 +18,14 @@ def render_ci(plan: CiPlan, path: str) -> str:
     check_word(path)
     template = _environment().get_template(f"{plan.system.value}.yml.j2")
     return str(
-        template.render(plan=plan, options=plan.options, path=path, command=command_of(plan, path), **_actions())
+        template.render(
+            plan=plan,
+            options=plan.options,
+            path=path,
+            command=command_of(plan, path),
+            actions=ci_tables().action,
+            **_actions(),
+        )
     )
 
 
@@ -28,8 +35,8 @@ def command_of(plan: CiPlan, path: str) -> str:
     words = ["torchtailor", "ci", plan.system.value, *options.selectors]
     valued = {
         "--via": options.method if options.method != WHEEL else "",
-        "--release": options.release,
-        "--python": options.python,
+        "--release": ",".join(options.releases),
+        "--python": ",".join(options.pythons),
         "--cuda": options.cuda,
         "--build-options": shlex.join(options.build_options),
         "--per": options.division.value if options.division else "",
@@ -42,6 +49,7 @@ def command_of(plan: CiPlan, path: str) -> str:
         "--branch": options.branch,
         "--timeout": str(options.minutes or ""),
         "--package": options.package,
+        "--login": options.login.value if options.login is not CiLogin.OIDC else "",
         "-o": path if path != plan.row.path else "",
     }
     words += [word for name, value in valued.items() if value for word in (name, value)]

@@ -31,12 +31,24 @@ class SystemRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = ""
 
 
+class OidcRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A login by the identity of a job, without a secret."""
+
+    action: str  # of GitHub
+    inputs: Mapping[str, str]
+    variables: tuple[str, ...]  # that the project has to have
+    settings: Mapping[str, str] = {}  # of the job on GitHub; GitLab gives jobs all variables of the project
+    audience: str = ""  # of GitLab's token; empty: credentials are added by hand there
+    token_file: str = ""  # the variable that names the file of the token
+
+
 class SchemeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a store or index with this scheme needs."""
 
     packages: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     variables: Mapping[str, str] = {}  # with what they are where they are not set
+    oidc: OidcRow | None = None
 
 
 class CiTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

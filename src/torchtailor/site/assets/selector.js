@@ -239,7 +239,7 @@
     if (found.commands.length) parts.push(drawCommands(found.commands));
     if (best) parts.push(section("Why", el("ul", { class: "points", id: "reasons" }, best.reasons.map((reason) => el("li", {}, prose(reason))))));
     if (r.upgrades.length) parts.push(section("What to change to get more", el("ul", { class: "points better", id: "upgrades" }, r.upgrades.map((one) => el("li", {}, prose(one.text))))));
-    if (r.per_gpu.length) parts.push(section("Per GPU", picks(r.per_gpu)));
+    if (r.per_gpu.length) parts.push(section(r.best && r.best.gpus.length > 1 ? "Or an environment for each GPU" : "Per GPU", picks(r.per_gpu)));
     if (r.alternatives.length) parts.push(section("What can be done", el("ul", { class: "points", id: "alternatives" }, r.alternatives.map((one) => el("li", {}, ...prose(one.text), one.toml ? el("pre", { class: "toml", tabIndex: 0, "aria-label": "torchtailor.toml" }, el("code", {}, one.toml)) : null)))));
     if (found.size) parts.push(drawSize(found.size));
     if (r.rejected.length) parts.push(section("Why not the others", el("ul", { class: "points", id: "rejected" }, r.rejected.map((one) => el("li", {}, el("b", {}, one.what), ": ", ...prose(one.reason))))));

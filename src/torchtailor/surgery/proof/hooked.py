@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import HEADER, RELA, DynamicTag, SegmentType
-from torchtailor.code.binary.symbols import DynamicSymbol, dynamic_symbols, dynamic_text, needed_libraries
+from torchtailor.code.binary.symbols import Symbol, dynamic_symbols, dynamic_text, needed_libraries
 from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import CHUNK
 from torchtailor.surgery.headers import TABLE_SECTION
@@ -81,9 +81,9 @@ def _check_dynamic(before: ElfFile, after: ElfFile, hook: str, search: str) -> N
 
 
 def _check_symbols(
-    before: ElfFile, after: ElfFile, old: list[DynamicSymbol], new: list[DynamicSymbol], renamed: dict[str, str]
+    before: ElfFile, after: ElfFile, old: list[Symbol], new: list[Symbol], renamed: dict[str, str]
 ) -> None:
-    def said(elf: ElfFile, symbols: list[DynamicSymbol], names: dict[str, str]) -> Counter[tuple[object, ...]]:
+    def said(elf: ElfFile, symbols: list[Symbol], names: dict[str, str]) -> Counter[tuple[object, ...]]:
         versions = _versions(elf, len(symbols))
         return Counter(
             (
@@ -145,7 +145,7 @@ def _string(elf: ElfFile, offset: int) -> str:
 
 
 def _check_relocations(
-    before: ElfFile, after: ElfFile, old: list[DynamicSymbol], new: list[DynamicSymbol], renamed: dict[str, str]
+    before: ElfFile, after: ElfFile, old: list[Symbol], new: list[Symbol], renamed: dict[str, str]
 ) -> None:
     if before.relr != after.relr:
         raise CheckFailedError("With the hook the library has other relocations.")
@@ -172,7 +172,7 @@ def _tables(elf: ElfFile) -> tuple[bytes, bytes]:
     return found[0], found[1]
 
 
-def _check_lookup(elf: ElfFile, symbols: list[DynamicSymbol]) -> None:
+def _check_lookup(elf: ElfFile, symbols: list[Symbol]) -> None:
     """Each symbol that others may use is found through the hash table, as the dynamic linker looks for it."""
     address = elf.dynamic_value(_GNU_HASH)
     offset = elf.offset_of(address) if address is not None else None

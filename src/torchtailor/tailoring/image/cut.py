@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +27,7 @@ from torchtailor.oci.imagespec import (
     new_manifest,
     read_manifest,
 )
+from torchtailor.oci.referrers import Statement
 from torchtailor.oci.rewrite import LayerChanges, NewMember
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.oci.transports.copying import copy_blob
@@ -35,6 +36,7 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.packages import Packages
+from torchtailor.tailoring.image.provenance import bill_of, provenance_of
 from torchtailor.tailoring.image.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
 from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, counted_pieces, doubled
 from torchtailor.tailoring.left_out import stand_ins
@@ -47,6 +49,7 @@ ANNOTATION_VERSION = "torchtailor.core.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
 ANNOTATION_GPUS = "torchtailor.gpus"
 ANNOTATION_BASE = "org.opencontainers.image.base.digest"
+ANNOTATION_BASE_NAME = "org.opencontainers.image.base.name"
 
 _KEPT = 4 << 30  # bytes of libraries that are kept from the first reading, where the disk has eight times as much
 _MOST_NAMED = 100  # doubled files that are listed
@@ -60,6 +63,7 @@ class CutImage:
 
     document: Document
     result: ImageResult
+    attested: Callable[[Descriptor], tuple[Statement, ...]] = lambda _: ()  # what is said of it, once it has a digest
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class ImageCutter:
     options: ImageOptions
     progress: Progress
     staging: Path
+    base: str = ""  # the name of the stock image, where others can find it too
+    goal: str = ""  # the new one's, without where it lies on this machine
 
     def cut(self, document: Document, platform: str | None = None) -> CutImage:
         """Cut the image of a manifest, if it is for this platform, and send all of it but the manifest."""
@@ -153,7 +159,14 @@ class _OneImage:
         document = self._new_documents(written)
         if not self.tailoring.dry_run:
             result = replace(result, digest_after=document.descriptor.digest)
-        return CutImage(document, result)
+        return CutImage(document, result, lambda cut: self._attested(cut, result))
+
+    def _attested(self, cut: Descriptor, result: ImageResult) -> tuple[Statement, ...]:
+        name, stock = self.cutter.goal, self.manifest.document.descriptor
+        return (
+            provenance_of(name, cut, self.cutter.base, stock, result, self.options),
+            bill_of(name, cut, self.packages, result, self.paths_left_out),
+        )
 
     # The first reading
 
@@ -402,7 +415,7 @@ class _OneImage:
         descriptor = replace_descriptor(self.manifest.config, config)
         if to := self.cutter.destination:
             to.put(descriptor, iter((config,)))
-        notes = {**words, ANNOTATION_BASE: words[ANNOTATION_SOURCE]}
+        notes = {**words, ANNOTATION_BASE: words[ANNOTATION_SOURCE], ANNOTATION_BASE_NAME: self.cutter.base}
         return new_manifest(self.manifest, descriptor, layers, notes, wants_oci=to is not None and to.wants_oci)
 
     def _result(self, written: Sequence[WrittenLayer | _Estimate | None]) -> ImageResult:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from torchtailor.oci.imagespec import (
 )
 from torchtailor.oci.manifests import is_index, to_oci
 from torchtailor.oci.reference import ImageReference, RepositoryName, host_and_port, parse_reference
+from torchtailor.oci.referrers import Proofs, referrer_of
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.oci.transports.choose import open_destination, open_source
 from torchtailor.oci.transports.layout import OciFolderSource
@@ -38,6 +40,7 @@ from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.result import ImageReport, ImageResult
 
 _DEEPEST = 3  # indexes in indexes
+EVERY_PLATFORM = "all"
 
 
 class _Parts(msgspec.Struct):
@@ -65,12 +68,17 @@ def cut_image(
         )
     if options.cut.split:
         raise UsageError("The packs of all GPUs would be in the same image.", "Cut the image once for each GPU.")
+    platform = None if platform == EVERY_PLATFORM else platform
     started = time.monotonic()
     with ExitStack() as stack:
         progress = progress or Progress()
         origin, goal = parse_reference(source), parse_reference(destination)
         image = stack.enter_context(open_source(origin, insecure=insecure, received=_received(progress)))
         target = open_destination(goal, insecure=insecure)  # a dry run is refused where the real one would be
+        if options.attest and not target.takes_referrers:
+            raise UsageError(
+                f"{target.name} cannot hold what --attest attaches.", "Write to a registry, an oci: or an oci-archive:."
+            )
         if _replaces(goal, origin, image, insecure=insecure):
             raise UsageError(
                 f"{target.name} is the image itself, which is never changed.", "Give the new one another name."
@@ -79,12 +87,15 @@ def cut_image(
         staging = place.staging if place and place.staging else None
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
-        run = _NamedImages(image, target, place, ImageCutter(image, target, place, options, progress, staging))
+        base = str(replace(origin.image, digest=None)) if origin.image and origin.path is None else ""
+        named = str(goal.image) if goal.image and goal.path is None else goal.ref or "image"
+        cutter = ImageCutter(image, target, place, options, progress, staging, base, named)
+        run = _NamedImages(image, target, place, cutter)
         root = run.fitting(run.cut(image.root(), platform))
         if place is not None:
             place.commit(root)
         digest = None if place is None else root.descriptor.digest
-    notes = tuple(run.notes)
+        notes = (*run.notes, *filter(None, [run.proofs.said]))
     return ImageReport(image.name, target.name, options, tuple(run.results), digest, notes, time.monotonic() - started)
 
 
@@ -156,6 +167,7 @@ class _NamedImages:
         self._source, self._target, self._destination, self._cutter = source, target, destination, cutter
         self.results: list[ImageResult] = []
         self.notes: list[str] = []
+        self.proofs = Proofs()  # of stock images that were cut
 
     def cut(self, root: Document, platform: str | None) -> Document:
         if not is_index(root):
@@ -178,6 +190,8 @@ class _NamedImages:
         new = self._index(index, 1)
         if not self.results:
             raise no_image(self._source.name, "other artifacts")
+        if new is not root:
+            self.proofs += self._source.proofs(root.descriptor)
         return new
 
     def fitting(self, document: Document) -> Document:
@@ -187,7 +201,13 @@ class _NamedImages:
     def _image(self, document: Document, platform: str | None) -> Document:
         cut = self._cutter.cut(document, platform)
         self.results.append(cut.result)
-        return cut.document
+        if cut.result.differs:
+            self.proofs += self._source.proofs(document.descriptor)
+        new = self.fitting(cut.document)
+        if self._destination and self._cutter.options.attest:
+            for statement in cut.attested(new.descriptor):
+                self._destination.attach(referrer_of(new.descriptor, statement))
+        return new
 
     def _index(self, index: ImageIndex, depth: int) -> Document:
         if depth > _DEEPEST:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtailor.oci.compression import LayerCompression
-from torchtailor.surgery.cut import DEFAULT_GAP, Cut, HostPages, PackCompression
+from torchtailor.surgery.cut import DEFAULT_GAP, DEFAULT_LEVEL, Cut, HostPages, PackCompression
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class ImageOptions:
     squash_shadowed: bool = False
     compression: LayerCompression | None = None  # of the layers that change; None: as it was
     publish_nvidia: bool = False
+    attest: bool = False  # attach how it was cut, and what is in it
 
     def line(self) -> str:
         """What history says: the options that decide the bytes."""
@@ -32,6 +33,8 @@ class ImageOptions:
                 ("--no-strip", chosen.strip is False),
                 ("--relr", chosen.relr),
                 ("--recompress", chosen.recompress),
+                (f"--level {chosen.level}", chosen.recompress and chosen.level != DEFAULT_LEVEL),
+                (f"--driver {chosen.driver}", chosen.driver is not None),
                 (f"--workload {chosen.workload.label}" if chosen.workload else "", chosen.workload is not None),
                 (f"--margin {chosen.workload.margin}" if chosen.workload else "", chosen.workload is not None),
                 ("--no-pack", chosen.no_pack),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.code.binary.elf_headers import MAGIC
-from torchtailor.code.gpucode.files import is_code_file
+from torchtailor.code.gpucode.files import CodeFileKind, is_code_file, kind_by_name
 from torchtailor.core.disk import hash_file
-from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.format import human_bytes
 from torchtailor.core.trust import Limit, read_limited
 from torchtailor.trees.artifact.installed import InstalledDistribution, find_installed, installed_in
@@ -37,12 +37,14 @@ from torchtailor.trees.artifact.sites import (
 from torchtailor.trees.wheels.archive import WheelArchive, open_member
 from torchtailor.trees.wheels.distribution import MANIFEST, read_metadata
 from torchtailor.trees.wheels.metadata import Metadata
-from torchtailor.trees.wheels.name import wheels_in
+from torchtailor.trees.wheels.name import WheelName, wheels_in
 from torchtailor.trees.wheels.record import FileHash, Record
 
 WHEELHOUSE_MANIFEST = "manifest.json"
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+_CONDA = (".conda", ".tar.bz2")
 _IMAGES = ("docker:", "oci:", "oci-archive:", "docker-archive:")
+_SYSTEMS = {"win": "Windows", "macosx": "macOS", "ios": "iOS"}
 _WHAT_TO_GIVE = "Give a shared library, a wheel, a folder of libraries or wheels, or an environment."
 
 
@@ -93,6 +95,17 @@ class Artifact:
     def code_files(self) -> tuple[LibraryFile, ...]:
         """The files that are GPU code by their name: cubins, PTX, bitcode, static libraries."""
         return tuple(self._code_files())
+
+    @property
+    def never_cut(self) -> str:
+        """What it is, if that is never cut by what it is called: `a wheel for Windows`, `a static library`."""
+        if self.kind is ArtifactKind.LIBRARY:
+            kind = kind_by_name(self.path.name)
+            return f"a {kind.value}" if kind else ""
+        if self.kind is ArtifactKind.WHEEL:
+            return _foreign_wheel(self.path)
+        windows = any(kind_by_name(file.name) is CodeFileKind.WINDOWS for file in self.code_files)
+        return "a folder of libraries for Windows" if windows and not self.libraries else ""
 
     @cached_property
     def site_packages(self) -> tuple[Path, ...]:
@@ -269,6 +282,11 @@ class _DistInfo:
         return cls(record, tailored)
 
 
+def is_conda(path: Path) -> bool:
+    """Whether a path has the name of a conda package."""
+    return path.name.endswith(_CONDA)
+
+
 def open_artifact(path: Path) -> Artifact:
     """Find out what a path is; what it holds is read later."""
     try:
@@ -284,6 +302,11 @@ def open_artifact(path: Path) -> Artifact:
             magic = file.read(4)
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    if is_conda(path):
+        raise ImpossibleError(
+            f"{path.name} is a conda package, which is read and not cut.",
+            "`torchtailor inspect` shows its GPU code; install it and cut the environment, or use PyTorch's wheels.",
+        )
     if path.suffix == ".whl" or magic in _ZIP_MAGICS:
         return Artifact(path, ArtifactKind.WHEEL, (path,))
     if magic == MAGIC and is_placeholder(path):
@@ -307,6 +330,16 @@ def _open_folder(path: Path) -> Artifact:
     if wheels and not any(loose_libraries([path])):
         return Artifact(path, ArtifactKind.WHEELHOUSE, wheels)
     return Artifact(path, ArtifactKind.FOLDER)
+
+
+def _foreign_wheel(path: Path) -> str:
+    """`a wheel for Windows`, where its tags name no other system."""
+    try:
+        systems = {tag.partition("_")[0] for tag in WheelName.parse(path).platform.split(".")}
+    except BadInputError:
+        return ""
+    names = {_SYSTEMS.get(system.rstrip("0123456789"), "") for system in systems}
+    return "" if "" in names else f"a wheel for {' and '.join(sorted(names))}"
 
 
 def nothing_in(path: Path) -> BadInputError:

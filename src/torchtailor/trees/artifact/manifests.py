@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from torchtailor.core.trust import Size, decode_json
+from torchtailor.core.trust import Gpus, Size, decode_json
 
 _Gpu = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]$")]
 _Arch = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9][af]?(\+PTX)?$")]
@@ -18,7 +18,7 @@ class _Target(Struct):
     archs: tuple[_Arch, ...] = ()
     label: str | None = None
     keep_ptx: bool = False
-    gpu: _Gpu | None = None  # of a wheelhouse, which is for one
+    gpu: Gpus | None = None  # of a wheelhouse: one, or those of a machine, with commas
     isa: str = ""
     arch: str = ""
     python: str = ""

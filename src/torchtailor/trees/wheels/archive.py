@@ -15,6 +15,7 @@ from typing import Protocol
 
 from torchtailor.code.binary.inflate import InflateSource, ReadAt, Unpacker
 from torchtailor.code.binary.source import blamed_on
+from torchtailor.core.disk import open_plain
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.core.trust import Limit
 
@@ -66,7 +67,7 @@ class WheelArchive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = path.open("rb")
+            self._file = open_plain(path)
         except FileNotFoundError as error:
             raise NoMatchError(f"{path} does not exist.", "Check the path.") from error
         except OSError as error:

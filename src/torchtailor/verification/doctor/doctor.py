@@ -14,8 +14,8 @@ from torchtailor.verification.failures import diagnose
 def doctor(
     message: str | IO[bytes] = "",
     *,
-    environment: Path | None = None,
-    machine: Path | None = None,
+    environment: Path | str | None = None,
+    machine: Path | str | None = None,
     run: bool = True,
     catalog: Catalog | None = None,
 ) -> DoctorReport:
@@ -33,6 +33,7 @@ def doctor(
         if (is_log or not seen.clean) and (report := explain_log(seen)) is not None:
             return report
     catalog = catalog or load_catalog()
+    place = Path(environment) if environment is not None else None
     if machine is not None:
-        return examine(described_environment(machine, catalog, environment, seen), catalog)
-    return examine(local_environment(catalog, environment, seen, run=run and seen is None), catalog)
+        return examine(described_environment(Path(machine), catalog, place, seen), catalog)
+    return examine(local_environment(catalog, place, seen, run=run and seen is None), catalog)

@@ -15,6 +15,8 @@ from torchtailor.code.gpucode.scan import Reference
 from torchtailor.core.documents import Bytes, document
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.verification.inspection.inspection import Droppable, Inspection, Skipped
+from torchtailor.verification.inspection.kernels import KernelRow
+from torchtailor.verification.inspection.unused import Loaded, UnusedCode
 
 
 class InspectedCode(Struct):
@@ -126,15 +128,34 @@ class InspectDocument(Struct):
     inputs: tuple[InspectedInput, ...]
     droppable: tuple[Droppable, ...]
     totals: InspectTotals
+    kernels: Annotated[
+        tuple[KernelRow, ...], Meta(description="with --kernels: functions of one name or template")
+    ] = ()
+    unused: Annotated[tuple[UnusedCode, ...], Meta(description="with --unused: what no GPU loads, and why")] = ()
+    loaded: Annotated[tuple[Loaded, ...], Meta(description="with --unused: what each known GPU would load")] = ()
 
 
-def inspect_document(inspection: Inspection) -> InspectDocument:
-    """The document of an inspection."""
+def inspect_document(
+    inspection: Inspection,
+    *,
+    kernels: Sequence[KernelRow] = (),
+    unused: Sequence[UnusedCode] = (),
+    loaded: Sequence[Loaded] = (),
+) -> InspectDocument:
+    """The document of an inspection, and of what was asked for besides."""
     inputs = [
         document(InspectedInput, report, libraries=[_library(inspection, library) for library in report.libraries])
         for report in inspection.artifacts
     ]
-    return document(InspectDocument, inspection, inputs=inputs, totals=_totals(inspection))
+    return document(
+        InspectDocument,
+        inspection,
+        inputs=inputs,
+        totals=_totals(inspection),
+        kernels=kernels,
+        unused=unused,
+        loaded=loaded,
+    )
 
 
 def _library(inspection: Inspection, library: LibraryReport) -> InspectedLibrary:

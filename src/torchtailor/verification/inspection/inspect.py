@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +12,23 @@ from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile, NotElfError, UnsupportedElfError
 from torchtailor.code.binary.elf_headers import SegmentType
 from torchtailor.code.gpucode.files import CodeFile, is_code_file
+from torchtailor.code.gpucode.foreign import foreign_code
 from torchtailor.code.gpucode.report import LibraryReport, summarise
 from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.processes import run_all
-from torchtailor.core.progress import Progress
-from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.core.progress import Progress, followed
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.trees.artifact.conda import opened_artifact
 from torchtailor.trees.artifact.drops import files_of
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, why_not_cut
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
 from torchtailor.verification.inspection.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.workload.host_table import host_table
 
-_Found = LibraryReport | CodeFile | BadInputError | None  # None: the file is not what its name says
+_Library = tuple[LibraryReport, CodeFile | None]  # and its code for GPUs of other makers
+_Found = _Library | CodeFile | BadInputError | None  # None: the file is not what its name says
 
 
 def inspect(
@@ -43,15 +47,18 @@ def inspect(
     catalog = catalog or load_catalog()
     seen_for = tuple(catalog.gpus[device] for device in read_gpus(gpus, catalog))
     named = [paths] if isinstance(paths, Path | str | Artifact) else paths
-    artifacts = [path if isinstance(path, Artifact) else open_artifact(Path(path)) for path in named]
-    libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
     progress = progress or Progress()
-    progress.begin("Reading libraries", sum(library.size for library in libraries))
-    results: dict[int, _Found] = {}
-    for library, result in run_all(_read, libraries, processes=processes or available_cores()):
-        results[id(library)] = result
-        progress.advance(library.size)
-    return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
+    with ExitStack() as stack:
+        artifacts = [
+            path if isinstance(path, Artifact) else stack.enter_context(opened_artifact(Path(path))) for path in named
+        ]
+        libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
+        progress.begin("Reading libraries", sum(library.size for library in libraries))
+        results: dict[int, _Found] = {}
+        work = run_all(_read, libraries, processes=processes or available_cores())
+        for library, result in followed(libraries, work, progress):
+            results[id(library)] = result
+        return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
 
 
 def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
@@ -68,13 +75,16 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
     alone = artifact.kind is ArtifactKind.LIBRARY
     for library in artifact.libraries:
         result = results[id(library)]
-        if isinstance(result, LibraryReport):
-            if not (alone or result.has_code or is_shared_name(library.name)):
+        if isinstance(result, tuple):
+            report, other = result
+            if other:
+                files.append(replace(other, name=str(artifact.path)) if alone else other)
+            if not (alone or report.has_code or is_shared_name(library.name)):
                 continue  # a program without GPU code, which no cut looks at either
             packages = artifact.packages.get(library.name) or (None,)
             proprietary = any(needs_nvidia_option(library.name, package) for package in packages)
-            result = replace(result, proprietary=proprietary)
-            libraries.append(replace(result, name=str(artifact.path)) if alone else result)  # two may be named alike
+            report = replace(report, proprietary=proprietary)
+            libraries.append(replace(report, name=str(artifact.path)) if alone else report)  # two may be named alike
         elif isinstance(result, BadInputError) and alone:
             named = result.message if str(artifact.path) in result.message else f"{artifact.path}: {result.message}"
             raise type(result)(named, result.hint or FETCH_AGAIN)
@@ -105,7 +115,8 @@ def _read(library: LibraryFile) -> _Found:
                 report = replace(report, hot=hot, cold=table.cold_size)
             program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
             not_cut = "" if is_shared_name(library.name) else why_not_cut(elf)
-            return replace(report, program=program, not_cut=not_cut)
+            report = replace(report, program=program, not_cut=not_cut)
+            return report, CodeFile.of_others(library.name, library.size, foreign_code(elf))
     except BadInputError as error:
         return type(error)(error.message, error.hint)  # without the frames that hold the file
     except OSError as error:

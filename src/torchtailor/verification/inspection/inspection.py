@@ -78,6 +78,13 @@ class Inspection:
         return tuple(file for report in self.artifacts for file in report.files)
 
     @property
+    def never_cut(self) -> dict[str, tuple[int, int]]:
+        """How many files of platforms that are not cut there are, by what they are, and the bytes of their GPU code."""
+        kinds = dict.fromkeys(file.kind for file in self.files if file.kind.never_cut)
+        alike = {kind.value: [file for file in self.files if file.kind is kind] for kind in kinds}
+        return {name: (len(files), sum(file.stored for file in files)) for name, files in alike.items()}
+
+    @property
     def pinned(self) -> dict[str, int]:
         """Bytes of bare cubins that a cut leaves, whatever the GPU, by library: how they are reached is not known."""
         sizes = {

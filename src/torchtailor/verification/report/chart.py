@@ -59,13 +59,18 @@ class Chart:
 
 def chart(facts: Mapping[str, Any]) -> Chart:
     """The chart of a report's facts; small libraries are drawn as one row."""
-    rows = [_row(library) for library in facts.get("libraries", ())]
-    rows.sort(key=lambda row: -row.widest)
+    return chart_of([_row(library) for library in facts.get("libraries", ())])
+
+
+def chart_of(rows: Sequence[LibraryRow], *, ordered: bool = True) -> Chart:
+    """The largest rows first, unless they have an order of their own; then all of them."""
+    if ordered:
+        rows = sorted(rows, key=lambda row: -row.widest)
     labels = _labels(rows)
     known = any(row.before for row in rows)
     rows = [_folded(row, labels, known=known) for row in rows]
     seen = [row for row in rows if row.widest >= rows[0].widest * _SMALLEST]
-    shown = seen[:_LIBRARIES]
+    shown = seen[:_LIBRARIES] if ordered else rows
     rest = rows[len(shown) :]
     if len(rest) == 1:
         shown += rest

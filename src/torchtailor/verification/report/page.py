@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.core.disk import write_output
-from torchtailor.core.documents import plain
+from torchtailor.core.documents import json_text, plain
 from torchtailor.core.format import human_bytes, human_seconds
 from torchtailor.verification.output import as_document
 from torchtailor.verification.report import svg
@@ -17,7 +17,6 @@ from torchtailor.verification.report.parts import (
     card,
     command_line,
     encoded,
-    json_text,
     legend,
     size_cell,
     table,
@@ -252,7 +251,7 @@ def _folded(checks: Sequence[Check]) -> Iterator[str]:
 def _line(check: Check) -> str:
     details = ""
     if check.details:
-        text = escape(json_text(dict(check.details), indent=2))
+        text = escape(json_text(plain(dict(check.details)), indent=2))
         details = f"<details><summary>details</summary><pre>{text}</pre></details>"
     word = _WORDS[check.outcome]
     return (

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-import msgspec
-
+from torchtailor.core.documents import json_text, plain
 from torchtailor.core.format import human_bytes
 
 
@@ -19,12 +17,14 @@ def resource(name: str) -> str:
     return files("torchtailor.verification.report").joinpath("assets", name).read_text("utf-8")
 
 
-def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: str) -> str:
-    """A page that needs no other file: an asset with its values, styles, script, and the JSON it was made from."""
+def whole_page(
+    body: str, *, title: str, document: Mapping[str, Any], scripts: Sequence[str] = (), **values: str
+) -> str:
+    """A page that needs no other file: an asset with its values, styles, scripts, and the JSON it was made from."""
     return Template(resource("frame.html")).substitute(
         title=escape(title),
         style=resource("style.css"),
-        script=resource("script.js"),
+        script="\n".join(map(resource, ("script.js", *scripts))),
         body=Template(resource(body)).substitute(values),
         data=embedded(document),
     )
@@ -32,16 +32,7 @@ def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: 
 
 def embedded(document: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it is in."""
-    return json_text(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def json_text(value: Any, *, indent: int = -1) -> str:
-    """JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
-    plain = msgspec.to_builtins(value, enc_hook=str, order="deterministic")
-    try:
-        return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
-    except UnicodeEncodeError:
-        return json.dumps(plain, indent=indent if indent > 0 else None)
+    return json_text(plain(document)).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def encoded(page: str) -> bytes:

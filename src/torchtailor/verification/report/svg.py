@@ -32,9 +32,9 @@ def bars(chart: Chart) -> str:
     )
 
 
-def totals(chart: Chart) -> str:
+def totals(chart: Chart, name: str = "all libraries") -> str:
     """One pair of bars for everything."""
-    whole = LibraryRow("all libraries", chart.now, chart.before)
+    whole = LibraryRow(name, chart.now, chart.before)
     alone = Chart((whole,), chart.labels, chart.now, chart.before)
     drawn = "".join(_row(alone, whole, 6))
     height = 6 + _height(whole) + 8

@@ -70,13 +70,13 @@ def _resolve(catalog: Catalog, name: str, torch: str) -> Variant:
 
 
 def _of_variant(variant: Variant, source: str) -> Expectation:
-    gpus = (variant.gpu.capability,) if variant.gpu else ()
+    gpus = tuple(gpu.capability for gpu in variant.gpus)
     torch = str(variant.release.version)
     return Expectation(variant.unique_name, source, gpus, variant.isa, variant.arch, variant.python, torch)
 
 
 def _of_target(name: str, target: Mapping[str, Any], catalog: Catalog) -> Expectation:
-    gpus = (Capability.parse(str(target["gpu"])),) if target.get("gpu") else ()
+    gpus = tuple(map(Capability.parse, str(target["gpu"]).split(","))) if target.get("gpu") else ()
     isa = catalog.isas.get(str(target.get("isa", "")))
     arch = str(target.get("arch", isa.arch if isa else ""))
     return Expectation(name, "manifest.json", gpus, isa, arch, str(target.get("python", "")))

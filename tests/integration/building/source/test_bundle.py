@@ -325,14 +325,14 @@ def test_a_bundled_wheel_is_cut_for_each_gpu(bundler: Bundler, torch: Callable[.
     made = bundled(bundler, fat, tmp_path / "out")
     gpus = [Capability(8, 0), Capability(9, 0)]
     cutter = Cutter(load_catalog(Path("/")), Cache(tmp_path / "cache"), Cut().for_job)
-    cuts = cutter.cut(made.wheel, hash_file(made.wheel), made.wheel.name, gpus)
+    cuts = cutter.cut(made.wheel, hash_file(made.wheel), made.wheel.name, [(gpu,) for gpu in gpus])
     for gpu in gpus:
-        with WheelArchive(cuts[gpu].path) as archive:
+        with WheelArchive(cuts[gpu,].path) as archive:
             whole = WheelDistribution.of(archive)
             for member in archive.files:
                 whole.check(member)
             names = set(archive.members)
-            assert cuts[gpu].path.name.endswith(f"-{made.platform}.whl")
+            assert cuts[gpu,].path.name.endswith(f"-{made.platform}.whl")
             assert f"torch.libs/{made.libraries[0].name}" in names
             listed = licence_files(archive.read(f"{whole.dist_info}/METADATA"))
             assert all(f"{whole.dist_info}/licenses/{name}" in names for name in listed)

@@ -28,7 +28,6 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*BUILD, "--jobs", "many"], ExitCode.USAGE, "neither a positive number nor auto"),
         ([*BUILD, "--jobs", "0"], ExitCode.USAGE, "neither a positive number nor auto"),
         ([*BUILD, "--toolchain", "mine"], ExitCode.USAGE, "is not system or wheels"),
-        ([*BUILD, "--gpus", "3"], ExitCode.USAGE, "--gpus all"),
         ([*BUILD, "--set", "USE_X"], ExitCode.USAGE, "NAME=VALUE"),
         ([*BUILD, "--profile", "tiny"], ExitCode.NO_MATCH, "full, inference, minimal"),
         ([*BUILD, "--skip-check", "luck"], ExitCode.USAGE, "There is no check 'luck'"),
@@ -84,12 +83,12 @@ def test_a_plan_says_whether_the_build_would_start(capsys: pytest.CaptureFixture
 
 
 def test_a_plan_warns_of_options_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--set", "USE_XNNPAK=0", "--set", "USE_SOMETHING_ELSE=1", "--gpus", "all", "--toolchain", "wheels"]
+    words = ["--set", "USE_XNNPAK=0", "--set", "USE_SOMETHING_ELSE=1", "--all-gpus", "--toolchain", "wheels"]
     assert main([*BUILD, *words, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "Did you mean USE_XNNPACK?" in said
     assert "SOMETHING_ELSE" not in said
-    assert "--gpus has no effect" in said
+    assert "--all-gpus has no effect" in said
     assert "--toolchain wheels has no effect" in said
     assert "--objects" not in said
     assert main([*BUILD, "--objects", "file:///srv/objects", "--no-ccache", "--dry-run"]) == 0

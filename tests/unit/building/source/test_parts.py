@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from torchtailor.advise.host.probe import CommandOutcome, CommandResult
-from torchtailor.building.ledger.history import switch_columns
-from torchtailor.building.ledger.ledger import Attempt, Ledger, Result, as_markdown
+from torchtailor.building.ledger.history import as_markdown, attempt_columns, switch_columns
+from torchtailor.building.ledger.ledger import Attempt, Ledger, Result
 from torchtailor.building.source.buildenv import BuildEnvironment, process_environment
 from torchtailor.building.source.ccache import ccache_environment, prepare, read_hits
 from torchtailor.building.source.configuration import configure
@@ -384,7 +384,7 @@ def test_history_has_a_column_for_switches_that_matter() -> None:
         attempt(2, USE_CUDA="1", USE_KINETO="1", USE_MPI="0", USE_NUMPY="0", jobs=4),
     ]
     assert switch_columns(attempts) == ("USE_CUDA", "USE_KINETO", "USE_NUMPY")
-    table = as_markdown(attempts, switch_columns(attempts)).splitlines()
+    table = as_markdown(attempt_columns(attempts), attempts).splitlines()
     assert table[0].startswith("| Attempt | Variant | Method | USE_CUDA | USE_KINETO | USE_NUMPY | Configuration |")
     assert "| 1 | 1 | 0 | jobs=4 | failed at 92 % (compile) |" in table[3]
     assert switch_columns([]) == ()

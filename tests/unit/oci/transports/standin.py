@@ -62,6 +62,7 @@ class StandIn:
     chunks: bool = True
     mounts: bool = True
     ranges: bool = True
+    referrers: bool = False  # lists what refers to an image itself
     blobs_at: str = ""  # another server that has them
     host: str = ""
 
@@ -175,7 +176,19 @@ class _Handler(BaseHTTPRequestHandler):
             if kind == "manifests":
                 return self._manifest(repository, name, body)
             return self._upload(repository, name, body) if kind == "blobs/uploads" else self._blob(repository, name)
+        if self.registry.referrers and (found := re.fullmatch(r"/v2/(.+)/referrers/([^/]*)", path)):
+            return self._referring(*found.groups())
         return _error(404, "UNSUPPORTED")
+
+    def _referring(self, repository: str, digest: str) -> tuple[int, dict[str, str], bytes]:
+        rows = []
+        for name, (kind, content) in self.registry.manifests.get(repository, {}).items():
+            document = json.loads(content)
+            if name.startswith("sha256:") and document.get("subject", {}).get("digest") == digest:
+                own = {"artifactType": document["artifactType"], "annotations": document.get("annotations", {})}
+                rows.append({"mediaType": kind, "digest": name, "size": len(content), **own})
+        kind = "application/vnd.oci.image.index.v1+json"
+        return 200, {"Content-Type": kind}, json.dumps({"schemaVersion": 2, "manifests": rows}).encode()
 
     def _allowed(self) -> bool:
         registry, sent = self.registry, self.headers.get("Authorization", "")
@@ -237,7 +250,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return _error(400, "MANIFEST_BLOB_UNKNOWN")
             digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
             kept[name] = kept[digest] = (self.headers["Content-Type"], body)
-            return 201, {"Docker-Content-Digest": digest}, b""
+            listed = (
+                {"OCI-Subject": content["subject"]["digest"]}
+                if self.registry.referrers and "subject" in content
+                else {}
+            )
+            return 201, {"Docker-Content-Digest": digest, **listed}, b""
         if name not in kept:
             return _error(404, "MANIFEST_UNKNOWN")
         kind, content_ = kept[name]

@@ -255,6 +255,9 @@ def test_long_headers_are_read_quickly(header: str) -> None:
         ("::2", "::1", False),
         ("", "ghcr.io", False),
         ("localhost", "127.0.0.1", False),
+        ("auth.registry.co.uk", "registry.co.uk", True),
+        ("evil.co.uk", "registry.co.uk", False),
+        ("evil.com.au", "r.com.au", False),
     ],
 )
 def test_a_login_stays_with_its_registry(realm: str, registry: str, same: bool) -> None:

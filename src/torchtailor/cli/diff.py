@@ -1,0 +1,138 @@
+"""`torchtailor diff`: how two libraries, wheels, folders, environments or images differ in size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchtailor.cli import _options
+from torchtailor.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from torchtailor.verification.sizes.compare import KernelChange, SizeChange, SizeComparison
+
+_WHAT = "A library, wheel, folder or environment; an image as docker://, oci: ...; a release as torch==2.11.0."
+
+
+def command(
+    old: Annotated[str, typer.Argument(metavar="OLD", help=_WHAT)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The same.")],
+    kernels: Annotated[bool, typer.Option("--kernels", help="Also compare the functions inside GPU code.")] = False,
+    top: Annotated[int, typer.Option("--top", min=1, help="Rows of each table.")] = 10,
+    budget: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Fail with exit code 10 where NEW exceeds the [budget] of FILE.")
+    ] = None,
+    python: _options.Python = None,
+    platform: _options.ImagePlatform = None,
+    insecure: _options.ImageInsecure = False,
+    index_url: _options.IndexUrl = None,
+    extra_index_url: _options.ExtraIndexUrl = None,
+    index_strategy: _options.IndexStrategy = None,
+    find_links: _options.FindLinks = None,
+    offline: _options.Offline = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A few lines for a pull request.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+    json: _options.Json = False,
+) -> int:
+    """Show where two artifacts differ in size; fail over a budget."""
+    from torchtailor.cli._sizes import SizeSources
+    from torchtailor.cli.ui import ProgressBar, err, out, print_json, print_text
+    from torchtailor.verification.inspection.measure import Wanted
+    from torchtailor.verification.sizes.budget import exceeded, read_budget, unmatched
+    from torchtailor.verification.sizes.compare import SizeComparison
+    from torchtailor.verification.sizes.markdown import markdown as as_markdown
+
+    allowed = read_budget(budget) if budget else None
+    with ProgressBar(quiet=json or markdown) as bar:
+        sources = SizeSources(
+            python=_options.only("--python", python),
+            platform=platform,
+            insecure=insecure,
+            index_url=index_url,
+            extra_index_urls=extra_index_url or (),
+            index_strategy=index_strategy,
+            find_links=find_links or (),
+            offline=offline,
+            progress=bar,
+        )
+        wanted = Wanted(kernels=kernels)
+        comparison = SizeComparison(sources.measured(old, wanted), sources.measured(new, wanted))
+    over = tuple(exceeded(comparison, allowed)) if allowed else ()
+    if report:
+        from torchtailor.verification.sizes.page import write_page
+
+        write_page(comparison, report)
+    if json:
+        print_json("diff", comparison.document, exceeded=[str(one) for one in over])
+    elif markdown:
+        print_text(as_markdown(comparison, over))
+    else:
+        _print(comparison, top)
+        for one in over:
+            out().print(str(one), markup=False)
+    for name in unmatched(comparison, allowed) if allowed else ():
+        err().print(f"warning: nothing is called {name}, which the budget names.", markup=False)
+    for text in (*comparison.old.skipped, *comparison.new.skipped):
+        err().print(f"warning: {text.rstrip('.')}; it is counted as other files.", markup=False)
+    return ExitCode.OVER_BUDGET if over else ExitCode.OK
+
+
+def _print(comparison: SizeComparison, top: int) -> None:
+    from torchtailor.cli.ui import human_bytes, out
+    from torchtailor.verification.sizes.compare import SizeChange
+    from torchtailor.verification.sizes.markdown import causes, in_words, share, signed
+
+    if len(comparison.packages) > 1:
+        _table("Package", comparison.packages, top)
+    _table("Bytes", comparison.classes, top)
+    _table("Code for", comparison.architectures, 4 * top)
+    parts = causes(comparison)
+    _table("Largest changes", [SizeChange(in_words(one), one.old, one.new) for one in parts], top)
+    if comparison.kernels:
+        _kernel_table(comparison.kernels, top)
+    total = comparison.total
+    line = f"{human_bytes(total.old)} -> {human_bytes(total.new)}: {signed(total.growth)}{share(total)}"
+    if total.old_packed is not None and total.new_packed is not None:
+        packed = SizeChange("", total.old_packed, total.new_packed)
+        line += f"; compressed {human_bytes(packed.old)} -> {human_bytes(packed.new)}"
+        line += f": {signed(packed.growth)}{share(packed)}"
+    out().print(f"{line}.", markup=False)
+
+
+def _table(title: str, changes: Sequence[SizeChange], top: int) -> None:
+    from torchtailor.cli.ui import human_bytes, out, table
+    from torchtailor.verification.sizes.markdown import signed
+
+    packed = any(one.new_packed is not None and one.old_packed is not None for one in changes)
+    columns = [title, "Before", "After", "Change", *(["Compressed"] if packed else [])]
+    rows = []
+    for one in changes[:top]:
+        more = [signed((one.new_packed or 0) - (one.old_packed or 0))] if packed else []
+        rows.append([one.name, human_bytes(one.old), human_bytes(one.new), signed(one.growth), *more])
+    if rest := changes[top:]:
+        old, new = sum(one.old for one in rest), sum(one.new for one in rest)
+        more = [signed(sum((one.new_packed or 0) - (one.old_packed or 0) for one in rest))] if packed else []
+        rows.append([f"{len(rest)} more", human_bytes(old), human_bytes(new), signed(new - old), *more])
+    if rows:
+        out().print(table(columns, rows, optional=["Compressed"]))
+
+
+def _kernel_table(kernels: Sequence[KernelChange], top: int) -> None:
+    from torchtailor.cli.ui import human_bytes, out, table
+    from torchtailor.verification.sizes.markdown import signed
+
+    rows = [
+        [
+            one.name,
+            one.code,
+            f"{one.old_functions} -> {one.new_functions}",
+            human_bytes(one.new),
+            signed(one.growth),
+        ]
+        for one in [one for one in kernels if one.growth][:top]
+    ]
+    if rows:
+        out().print(table(["Kernel", "Code for", "Functions", "After", "Change"], rows))

@@ -1,0 +1,162 @@
+"""How two artifacts differ in size: by package, file, class of bytes, architecture and kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from torchtailor.core.documents import Bytes
+from torchtailor.verification.inspection.kernels import KernelRow
+from torchtailor.verification.inspection.measure import SizeRow, Sizes, SizeTotal
+
+_DIST_INFO = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.(dist-info|data)(?=/)")
+_MANGLED_LIBRARY = re.compile(r"-[0-9a-f]{8}(?=(?:\.\d+)*\.so)")  # what auditwheel adds to names
+_PYTHON_TAG = re.compile(r"\.(?:cpython-[\w-]+|abi3)(?=\.so$)")
+_SO_VERSION = re.compile(r"(?<=\.so)(?:\.[\w.]+)$")
+_WHEEL = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.whl$")
+
+
+class SizeChange(msgspec.Struct, frozen=True):
+    """What became of something: bytes on disk and as compressed, before and after; 0 where it was not there."""
+
+    name: str
+    old: Bytes
+    new: Bytes
+    old_packed: int | None = None
+    new_packed: int | None = None
+
+    @property
+    def growth(self) -> int:
+        return self.new - self.old
+
+    @property
+    def verdict(self) -> str:
+        """`new`, `gone`, `grew`, `shrank` or `same`."""
+        if not self.old or not self.new:
+            return "new" if self.new else "gone"
+        return "grew" if self.growth > 0 else "shrank" if self.growth else "same"
+
+
+class KernelChange(msgspec.Struct, frozen=True):
+    """What became of the functions of one name, or of one template, in one library and for one architecture."""
+
+    library: str
+    code: str
+    name: str
+    old: Bytes
+    new: Bytes
+    old_functions: int
+    new_functions: int
+
+    @property
+    def growth(self) -> int:
+        return self.new - self.old
+
+
+class ComparedSizes(msgspec.Struct, frozen=True):
+    """One side of a comparison."""
+
+    name: str
+    size: Bytes
+    packed: int | None
+    skipped: tuple[str, ...]
+
+
+class DiffDocument(msgspec.Struct, frozen=True):
+    """How two artifacts differ."""
+
+    old: ComparedSizes
+    new: ComparedSizes
+    packages: tuple[SizeChange, ...]
+    files: tuple[SizeChange, ...]
+    classes: tuple[SizeChange, ...]
+    architectures: tuple[SizeChange, ...]
+    kernels: tuple[KernelChange, ...]
+    exceeded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SizeComparison:
+    """Two artifacts, side by side."""
+
+    old: Sizes
+    new: Sizes
+
+    @property
+    def total(self) -> SizeChange:
+        return SizeChange("total", self.old.total, self.new.total, self.old.packed, self.new.packed)
+
+    @cached_property
+    def packages(self) -> tuple[SizeChange, ...]:
+        return self._by(lambda row: row.package or "(no package)")
+
+    @cached_property
+    def files(self) -> tuple[SizeChange, ...]:
+        return self._by(lambda row: unversioned(row.file))
+
+    @cached_property
+    def classes(self) -> tuple[SizeChange, ...]:
+        return self._by(lambda row: row.kind.value)
+
+    @cached_property
+    def architectures(self) -> tuple[SizeChange, ...]:
+        return self._by(lambda row: row.code)
+
+    @cached_property
+    def parts(self) -> tuple[SizeChange, ...]:
+        """By file, class and architecture: what grew or shrank by itself."""
+        return self._by(lambda row: "\0".join((unversioned(row.file), row.kind.value, row.code)))
+
+    @cached_property
+    def kernels(self) -> tuple[KernelChange, ...]:
+        """What became of kernels, the largest change first."""
+        old, new = _by_name(self.old.kernels), _by_name(self.new.kernels)
+        changes = []
+        for key in {**old, **new}:
+            (before, were), (after, are) = old.get(key, (0, 0)), new.get(key, (0, 0))
+            changes.append(KernelChange(*key, before, after, were, are))
+        return tuple(sorted(changes, key=lambda one: (-abs(one.growth), one.name, one.code, one.library)))
+
+    @property
+    def document(self) -> DiffDocument:
+        """What `diff --json` prints: of files and kernels those that changed."""
+        old, new = (ComparedSizes(one.name, one.total, one.packed, one.skipped) for one in (self.old, self.new))
+        return DiffDocument(
+            old,
+            new,
+            packages=self.packages,
+            files=tuple(one for one in self.files if one.growth),
+            classes=self.classes,
+            architectures=self.architectures,
+            kernels=tuple(one for one in self.kernels if one.growth),
+        )
+
+    def _by(self, key: Callable[[SizeRow], str]) -> tuple[SizeChange, ...]:
+        """The largest change first."""
+        old, new, none = self.old.by(key), self.new.by(key), SizeTotal()
+        changes = (_change(name, old.get(name, none), new.get(name, none)) for name in {**old, **new})
+        return tuple(sorted(changes, key=lambda one: (-abs(one.growth), -one.new, one.name)))
+
+
+def unversioned(file: str) -> str:
+    """A file's name without what every release changes: versions of packages and libraries, hashes, Python tags."""
+    for pattern in (_MANGLED_LIBRARY, _PYTHON_TAG, _SO_VERSION):
+        file = pattern.sub("", file)
+    return _WHEEL.sub(r"\1.whl", _DIST_INFO.sub(r"\1.\2", file))
+
+
+def _change(name: str, old: SizeTotal, new: SizeTotal) -> SizeChange:
+    return SizeChange(name, old.size, new.size, old.packed, new.packed)
+
+
+def _by_name(rows: Iterable[KernelRow]) -> Mapping[tuple[str, str, str], tuple[int, int]]:
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for row in rows:
+        key = (unversioned(row.library), row.code, row.name)
+        size, functions = sums.get(key, (0, 0))
+        sums[key] = (size + row.size, functions + row.functions)
+    return sums

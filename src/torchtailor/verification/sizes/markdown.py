@@ -1,0 +1,75 @@
+"""A comparison as a few lines of Markdown, for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchtailor.core.format import human_bytes
+from torchtailor.verification.sizes.budget import Exceeded
+from torchtailor.verification.sizes.compare import SizeChange, SizeComparison
+
+_CAUSES = 5
+
+
+def markdown(comparison: SizeComparison, over: Sequence[Exceeded] = ()) -> str:
+    """What changed, why, and the five largest causes."""
+    return "\n".join([*_lines(comparison, over), ""])
+
+
+def causes(comparison: SizeComparison) -> tuple[SizeChange, ...]:
+    """The parts that grew or shrank most, the largest first."""
+    return tuple(one for one in comparison.parts if one.growth)
+
+
+def in_words(part: SizeChange) -> str:
+    """`sm_120 in libtorch_cuda.so` of a part of a comparison."""
+    file, kind, code = part.name.split("\0")
+    name = file.rpartition("/")[2]
+    return f"{code or kind} in {name}" if code else f"{kind} of {name}"
+
+
+def signed(growth: int) -> str:
+    """`+1.2 MB`, `-300 kB`, `0`."""
+    return f"{'+' if growth > 0 else '-'}{human_bytes(abs(growth))}" if growth else "0"
+
+
+def share(change: SizeChange) -> str:
+    """` (+3.1 %)`; nothing where there was nothing before."""
+    return f" ({100 * change.growth / change.old:+.1f} %)" if change.old and change.new else ""
+
+
+def _lines(comparison: SizeComparison, over: Sequence[Exceeded]) -> Iterator[str]:
+    total = comparison.total
+    yield f"**{_cell(comparison.new.name)}: {human_bytes(total.new)}, {signed(total.growth)}{share(total)}**"
+    if total.old_packed is not None and total.new_packed is not None:
+        packed = SizeChange("", total.old_packed, total.new_packed)
+        yield f"(as a wheel {human_bytes(packed.new)}, {signed(packed.growth)}{share(packed)})"
+    yield f"compared with {_cell(comparison.old.name)}."
+    yield ""
+    for one in over:
+        yield f"- :x: {_cell(str(one))}"
+    if over:
+        yield ""
+    yield from _table("Architecture", [one for one in comparison.architectures if one.growth])
+    yield from _table("Largest causes", [*_named(causes(comparison)[:_CAUSES])])
+
+
+def _named(parts: Iterable[SizeChange]) -> Iterator[SizeChange]:
+    for part in parts:
+        yield SizeChange(in_words(part), part.old, part.new, part.old_packed, part.new_packed)
+
+
+def _table(title: str, changes: Sequence[SizeChange]) -> Iterator[str]:
+    if not changes:
+        return
+    yield f"| {title} | before | after | change |"
+    yield "|---|---:|---:|---:|"
+    for one in changes:
+        before, after = (human_bytes(size) if size else "none" for size in (one.old, one.new))
+        yield f"| {_cell(one.name)} | {before} | {after} | {signed(one.growth)}{share(one)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    """A name from elsewhere, which must not end a cell or become markup."""
+    return "".join(f"\\{letter}" if letter in "|\\`*_<>[]#@" else letter for letter in text)

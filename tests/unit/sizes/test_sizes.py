@@ -1,0 +1,243 @@
+"""Sizes: every byte is counted once, as independent readers count it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.calling import call
+from tests.oracle.library import read_library
+from tests.unit.gpucode.builders import BASE_FLAGS, FIXTURES, Entry, Place, container, cubin, elf
+from torchtailor.core.errors import ExitCode
+from torchtailor.trees.artifact.artifact import open_artifact
+from torchtailor.verification.inspection.measure import Sizes, Wanted, measure
+from torchtailor.verification.inspection.parts import ByteClass
+
+LIBRARIES = sorted(FIXTURES.glob("*.so"))
+
+
+def measured(path: Path, **wanted: bool) -> Sizes:
+    return measure(open_artifact(path), Wanted(**wanted), processes=1)
+
+
+def wheel_of(folder: Path, name: str, files: dict[str, bytes]) -> Path:
+    path = folder / f"{name}-py3-none-any.whl"
+    project, version = name.split("-")
+    info = f"{project}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n".encode()
+    own = {"METADATA": metadata, "WHEEL": b"Wheel-Version: 1.0\n", "RECORD": b""}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for inner, content in {**files, **{f"{info}/{one}": text for one, text in own.items()}}.items():
+            archive.writestr(inner, content)
+    return path
+
+
+def wheel_with(folder: Path, name: str, *libraries: str) -> Path:
+    files = {f"demo/{one}": (FIXTURES / one).read_bytes() for one in libraries}
+    return wheel_of(folder, name, {**files, "demo/__init__.py": b"x = 1\n" * 500, "demo/a.h": b"// c\n" * 300})
+
+
+@pytest.mark.parametrize("path", LIBRARIES, ids=lambda path: path.name)
+def test_every_byte_of_a_library_is_counted_once(path: Path) -> None:
+    assert measured(path).total == path.stat().st_size
+
+
+@pytest.mark.parametrize("path", LIBRARIES, ids=lambda path: path.name)
+def test_gpu_code_by_architecture_is_what_an_independent_reader_finds(path: Path) -> None:
+    theirs: Counter[str] = Counter()
+    for _, entry in read_library(path).entries:
+        theirs[entry.label] += 0 if entry.solid else len(entry.stored)  # those packed together share their bytes
+    ours = {name: total.size for name, total in measured(path).by(lambda row: row.code).items()}
+    for label, stored in theirs.items():
+        assert ours[label] >= stored  # and the headers of entries and their padding
+    assert set(theirs) == set(ours) - {"containers"}
+    gpu = measured(path).by(lambda row: row.kind.value)[ByteClass.GPU.value].size
+    assert sum(ours.values()) == gpu
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=4), st.booleans())
+def test_whatever_sections_hold(contents: list[bytes], arm: bool) -> None:
+    data = elf(*(Place(f".data{n}", one) for n, one in enumerate(contents)), machine=183 if arm else 62)
+    from torchtailor.code.binary.elf import ElfFile
+    from torchtailor.code.gpucode.scan import scan_elf
+    from torchtailor.verification.inspection.parts import spans_of
+
+    parsed = ElfFile.from_buffer(data)
+    spans = list(spans_of(parsed, scan_elf(parsed)))
+    assert [span.start for span in spans[1:]] == [span.end for span in spans[:-1]]
+    assert (spans[0].start, spans[-1].end) == (0, len(data))
+
+
+def test_compressed_bytes_add_up_to_the_wheel(tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, "demo-1.0", "size.so", "raw.so", "linked.so")
+    sizes = measured(wheel)
+    assert sizes.packed == wheel.stat().st_size
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            rows = [row for row in sizes.rows if row.file == info.filename]
+            assert sum(row.size for row in rows) == info.file_size
+            assert sum(row.packed or 0 for row in rows) == info.compress_size
+    assert {row.package for row in sizes.rows} == {"demo"}
+    kinds = sizes.by(lambda row: row.kind.value)
+    assert kinds["Python"].size == 3000 and kinds["C headers"].size == 1500
+
+
+def test_a_folder_counts_every_file(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "size.so").write_bytes((FIXTURES / "size.so").read_bytes())
+    (tmp_path / "lib" / "readme").write_bytes(b"hello")
+    (tmp_path / "lib" / "broken.so").write_bytes((FIXTURES / "size.so").read_bytes()[:5000])
+    sizes = measured(tmp_path / "lib")
+    assert sizes.total == (FIXTURES / "size.so").stat().st_size + 5 + 5000
+    assert len(sizes.skipped) == 1 and "broken.so" in sizes.skipped[0]
+
+
+@pytest.mark.parametrize("name", ["size.so", "raw.so", "linked.so", "concat.so"])
+def test_kernels_are_those_of_the_cubins(name: str) -> None:
+    """The functions, and in all exactly the unpacked bytes, of an independent reader."""
+    functions: dict[str, Counter[str]] = {}
+    unpacked: Counter[str] = Counter()
+    for _, entry in read_library(FIXTURES / name).entries:
+        if entry.label.startswith("sm_"):
+            functions.setdefault(entry.label, Counter()).update(entry.kernels)
+            unpacked[entry.label] += len(entry.raw)
+    rows = [row for row in measured(FIXTURES / name, kernels=True).kernels if row.code.startswith("sm_")]
+    ours: Counter[str] = Counter()
+    for row in rows:
+        ours[row.code] += row.size
+    assert ours == unpacked
+    for label, names in functions.items():
+        assert sum(row.functions for row in rows if row.code == label) == names.total()
+
+
+def test_diff_says_what_came_and_went(tmp_path: Path) -> None:
+    old, new = (
+        wheel_with(tmp_path, "demo-1.0", "size.so", "raw.so"),
+        wheel_with(tmp_path, "demo-1.1", "size.so", "linked.so"),
+    )
+    done = call("diff", old, new, "--json", "--kernels")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    files = {row["name"]: row for row in found["files"]}
+    assert files["demo/raw.so"]["new"] == 0 and files["demo/linked.so"]["old"] == 0
+    assert "demo/size.so" not in files and "demo.dist-info/METADATA" not in files  # the same but for its version
+    growth = found["new"]["size"] - found["old"]["size"]
+    assert growth == sum(row["new"] - row["old"] for row in found["classes"])
+    assert sum(row["new"] - row["old"] for row in found["files"]) == growth
+    assert found["new"]["packed"] == new.stat().st_size
+
+
+def test_the_same_twice_has_no_change(tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, "demo-1.0", "size.so")
+    found = json.loads(call("diff", wheel, wheel, "--json", "--kernels").stdout)
+    assert found["files"] == [] and found["kernels"] == []
+
+
+BUDGETS = {
+    'total = {size = "10 kB"}': "The total has",
+    'total = {growth = "0.1 %"}': "The total grew by",
+    'total = {packed = "1 kB"}': "compressed",
+    'library."linked.so" = {size = "1 kB"}': "demo/linked.so has",
+    'architecture."sm_*" = {growth = "1 B"}': "sm_",
+    'package.demo = {growth = "10 B"}': "demo grew by",
+}
+
+
+@pytest.mark.parametrize("line", BUDGETS)
+def test_a_budget_that_is_exceeded_fails_and_says_what(line: str, tmp_path: Path) -> None:
+    old, new = wheel_with(tmp_path, "demo-1.0", "size.so"), wheel_with(tmp_path, "demo-1.1", "size.so", "linked.so")
+    budget = tmp_path / "budget.toml"
+    budget.write_text(f"[budget]\n{line}\n")
+    done = call("diff", old, new, "--budget", budget)
+    assert done.returncode == ExitCode.OVER_BUDGET and BUDGETS[line] in done.stdout
+    assert call("diff", new, old, "--budget", budget, "--markdown").returncode in (ExitCode.OK, ExitCode.OVER_BUDGET)
+
+
+def test_a_budget_that_is_kept(tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, "demo-1.0", "size.so")
+    budget = tmp_path / "torchtailor.toml"
+    budget.write_text('[budget]\ntotal = {size = "1 GB", growth = "0 B"}\nlibrary."absent.so" = {size = "1 MB"}\n')
+    done = call("diff", wheel, wheel, "--budget", budget, cwd=tmp_path)
+    assert done.returncode == 0 and "nothing is called absent.so" in done.stderr
+
+
+BAD = {
+    "no budget": "x = 1\n",
+    "no TOML": "[budget\n",
+    "no size": '[budget]\ntotal = {size = "large"}\n',
+    "a share of nothing": '[budget]\ntotal = {size = "3 %"}\n',
+    "unknown": "[budget]\nwheels = {}\n",
+    "a list": "[budget]\ntotal = [1]\n",
+    "huge": '[budget]\ntotal = {size = "99999999999999999999 GB"}\n',
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_budget_that_cannot_be_read_is_a_sentence(name: str, tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, "demo-1.0", "size.so")
+    (tmp_path / "b.toml").write_text(BAD[name])
+    done = call("diff", wheel, wheel, "--budget", tmp_path / "b.toml")
+    assert done.returncode == ExitCode.USAGE and done.stderr.startswith("error: ") and not done.stdout
+
+
+def test_pages_have_everything_in_them(tmp_path: Path) -> None:
+    old, new = wheel_with(tmp_path, "demo-1.0", "size.so"), wheel_with(tmp_path, "demo-1.1", "size.so", "linked.so")
+    assert call("diff", old, new, "--report", tmp_path / "diff.html").returncode == 0
+    assert call("sizes", new, "--report", tmp_path / "sizes.html").returncode == 0
+    for page in ("diff.html", "sizes.html"):
+        text = (tmp_path / page).read_text()
+        data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+        assert data["tree"]["size"] == measured(new).total
+        assert "http://" not in text and "https://" not in text
+
+
+def test_markdown_cannot_be_broken_by_names(tmp_path: Path) -> None:
+    old = wheel_of(tmp_path, "demo-1.0", {"demo/a.txt": b"1"})
+    new = wheel_of(
+        tmp_path, "demo-1.1", {"demo/a.txt": b"1", "demo/x|y.txt": b"2" * 4000, "demo/@all.txt": b"3" * 3000}
+    )
+    text = call("diff", old, new, "--markdown").stdout
+    assert "x\\|y.txt" in text and "\\@all.txt" in text
+
+
+@pytest.mark.parametrize("word", ["nothing.whl", "./nowhere", "demo==1.0; python_version < '3'", "@", ""])
+def test_what_names_nothing_is_a_sentence(word: str) -> None:
+    done = call("sizes", word)
+    assert done.returncode in (ExitCode.USAGE, ExitCode.NO_MATCH, ExitCode.NETWORK) and done.stderr.startswith(
+        "error: "
+    )
+
+
+def test_code_that_no_gpu_loads() -> None:
+    """Objects of a device link are not loaded where the linked code has what every GPU needs."""
+    done = call("inspect", FIXTURES / "linked.so", "--unused", "--json")
+    found = json.loads(done.stdout)
+    assert found["loaded"]
+    loaded = Counter()  # type: Counter[str]
+    for row in found["loaded"]:
+        loaded[row["gpu"]] += row["size"]
+    gpu_bytes = measured(FIXTURES / "linked.so").by(lambda row: row.kind.value)[ByteClass.GPU.value].size
+    assert max(loaded.values()) <= gpu_bytes
+    assert all(
+        row["why"] in {"PTX", "linked", "passed over", "for no known GPU", "repeated"} for row in found["unused"]
+    )
+
+
+def test_repeated_code_is_found_in_several_libraries(tmp_path: Path) -> None:
+    code = container(Entry(cubin("90", 9000), sm=90, kind=2, flags=BASE_FLAGS))
+    for name in ("a.so", "b.so"):
+        (tmp_path / name).write_bytes(elf(Place(".nv_fatbin", code), Place(".data", name.encode())))
+
+    def repeated(path: Path) -> list[dict[str, object]]:
+        found = json.loads(call("inspect", path, "--unused", "--json").stdout)["unused"]
+        return [row for row in found if row["why"] == "repeated"]
+
+    assert repeated(tmp_path / "a.so") == []
+    (again,) = repeated(tmp_path)
+    assert (again["code"], again["images"]) == ("sm_90", 1)
