@@ -11,6 +11,7 @@ import time
 from tests.torture.events import EVENTS
 from tests.torture.harness import Row, Torture, run_at_once, table
 from tests.torture.inputs import INPUTS
+from tests.torture.pages import Pages
 from tests.torture.values import Values
 
 LONG = (50_000, 200)  # mutants of libraries, kills
@@ -19,7 +20,7 @@ SHORT = (80, 3)
 
 def plan(cases: int, kills: int) -> list[tuple[Torture, int]]:
     """Each class, and how many cases of it: the libraries together make the number of cases, the rest comes on top."""
-    of_inputs: tuple[type[Torture], ...] = (*INPUTS, Values)
+    of_inputs: tuple[type[Torture], ...] = (*INPUTS, Pages, Values)
     inputs = [(one(), max(5, round(cases * one.share))) for one in of_inputs]
     events = [(one(), kills if one.name == "kills" else max(2, kills // 4)) for one in EVENTS]
     return [*inputs, *events]

@@ -3,8 +3,9 @@
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
 Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
-suite_nopack, miss, late, which need stock, record and cut; graphs, eager, for what was made of cut and split;
-split, split_run, split_suite, split_nopack, which need stock (and split).
+pages, pages_run, pages_suite, which need stock and record; suite_nopack, miss, late, which need stock, record and cut;
+graphs, eager, for what was made of cut and split; split, split_run, split_suite, split_nopack, which need stock (and
+split).
 Each takes less than four minutes; traces and results of the op suite stay in WORK, so that later steps find them.
 """
 
@@ -31,6 +32,7 @@ from stock import copy_stock, site_of  # beside this file
 WORK, OUT = Path(os.environ["WORK"]), Path(os.environ["OUT"])
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ("decoder", "cnn", "unet")
+PAGED = (("paged-all", "all", "none"), ("paged-zstd", "all", "zstd"), ("paged-code", "code", "none"))
 GPU = ["--gpu", "9.0", "--nvidia", "--strip"]
 STARTED = time.monotonic()
 
@@ -190,6 +192,42 @@ def packed_size() -> None:
         files = [p for p in (WORK / name).rglob("*") if p.is_file() and not p.is_symlink() and p.suffix != ".ttpack"]
         with ThreadPoolExecutor(16) as pool:
             say(f"{name} packed as squashfs does, without packs: {sum(pool.map(blocks, files)) / 1e9:.3f} GB")
+
+
+def pages() -> None:
+    """Pages of the host code as well: both forms, with packs as they are and compressed, and what runs on them."""
+    for tree, which, packs in PAGED:
+        shutil.rmtree(WORK / tree, ignore_errors=True)
+        words = ["--workload", str(WORK / "decoder.trace"), "--drop-unopened", "--host-pages", which]
+        done = torchtailor("tailor", WORK / "stock", *GPU, *words, "--pack-compress", packs, "-o", WORK / tree)
+        size = used(WORK / tree, "*.ttpack")
+        say(f"{tree}: {(used(WORK / tree) - size) / 1e6:.0f} MB and packs of {size / 1e6:.0f} MB")
+        print(done.stdout[-700:], done.stderr[-500:])
+        archive = WORK / f"{tree}.tar.zst"
+        pipe = f"tar -C '{WORK / tree}' --exclude='*.ttpack' -c . | zstd -q -12 -T0 -f -o '{archive}'"
+        if shutil.which("zstd") and not subprocess.run(pipe, shell=True, check=False).returncode:
+            say(f"  as zstd -12 tar without packs: {archive.stat().st_size / 1e6:.0f} MB")
+
+
+def pages_run() -> None:
+    """Programs on the trees of `pages`: results, mappings, and without packs a sentence."""
+    count = "import torch; torch.ones(9, device='cuda').sum(); print(sum(1 for _ in open('/proc/self/maps')))"
+    maps = {tree: python(count, tree).stdout.strip() for tree in ("stock", *(one[0] for one in PAGED))}
+    say(f"mappings: {maps}")
+    for name in NAMES:
+        before = program(name, "stock")
+        after = {tree: program(name, tree, TORCHTAILOR_MISSES="none") for tree, _, _ in PAGED}
+        shown = {tree: (one[0] == before[0], f"{one[2]:.1f} s") for tree, one in after.items()}
+        say(f"{name}: stock {before[0]} in {before[2]:.1f} s, the same in: {shown}")
+    for tree, _, _ in PAGED:
+        with without_packs(tree):
+            result, said, _ = program("cnn", tree)
+            lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
+            say(f"cnn on {tree} without packs: {result}; {lines[:1]}")
+
+
+def pages_suite() -> None:
+    compare_suites(*(one[0] for one in PAGED[:2]))
 
 
 def speed() -> None:

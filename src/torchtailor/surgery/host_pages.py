@@ -82,6 +82,7 @@ class WantedPages:
     data: bool  # read-only data that was not touched leaves the file, too
     gap: int  # smaller runs of cold pages stay
     unwind: bool  # all unwind tables stay, for debuggers
+    apart: bool = False  # data that is needed at load is apart from code in the pack, which unpacks it when it is run
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,12 @@ class PagePlan:
             runs = [run for run in free if run.size >= max(wanted.gap, page)]
             if not runs:
                 continue
-            cold += runs
             # the first page of the library stays its own: who reads the mappings of a process knows it by that
-            start = runs[0].start if load is elf.loads[0] else whole.start
-            segments.append((load, Span(start, whole.end)))
+            cover = Span(runs[0].start if load is elf.loads[0] else whole.start, whole.end)
+            for part in _parts(elf, load, cover, page) if wanted.apart else [cover]:
+                inside = [Span(max(run.start, part.start), min(run.end, part.end)) for run in runs]
+                cold += (inside := [run for run in inside if run.size > 0])
+                segments += [(load, part)] if inside else []
         plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), wanted)
         if plan.saved < WORTH:
             raise NotPagedError("less than a megabyte of it was not touched")
@@ -166,6 +169,8 @@ def _tables(elf: ElfFile) -> _Tables:
     if elf.header.type is not FileType.SHARED or any(s.type == SegmentType.INTERP for s in elf.segments):
         raise NotPagedError("it is a program, not a library")
     tags = [entry.tag for entry in elf.dynamic]
+    if any("musl" in name for name in needed_libraries(elf)):
+        raise NotPagedError("it is for musl, and the hook for glibc")
     if _TEXTREL in tags or (elf.dynamic_value(_FLAGS) or 0) & _TEXTREL_FLAG:
         raise NotPagedError("its code is relocated")
     by_address = {s.address: s for s in elf.sections if s.allocated and s.in_file}
@@ -229,7 +234,7 @@ def _hot(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[
 def segment_bytes(plan: PagePlan, source: FileSource, load: Segment, cover: Span) -> Iterator[bytes]:
     """The bytes that a pack maps over a segment: those of the file, zeros where tables were that have moved, and to the
     end of the last page."""
-    file = Span(max(cover.start, load.address), load.address + load.file_size)
+    file = Span(max(cover.start, load.address), min(cover.end, load.address + load.file_size))
     parts = subtract([file], plan.tables.spans)
     at = cover.start
     for part in [*parts, Span(cover.end, cover.end)]:
@@ -347,7 +352,7 @@ class _Writing:
             note_at + NOTE_HEADER.size + len(NOTE_OWNER),
             page,
             tuple(
-                PagedSegment(cover.start, cover.size, key, _flags(load, plan))
+                PagedSegment(cover.start, cover.size, key, _flags(load, cover, plan))
                 for (load, cover), key in zip(plan.segments, keys, strict=True)
             ),
             tuple((span.start, span.end) for span in _needed(plan)),
@@ -476,14 +481,26 @@ def _is_cold(piece: SegmentPiece) -> bool:
     return piece.file_size == 0 and piece.segment.file_size > 0
 
 
-def _flags(load: Segment, plan: PagePlan) -> SegmentFlag:
+def _flags(load: Segment, cover: Span, plan: PagePlan) -> SegmentFlag:
     flags = SegmentFlag(load.flags & (_READ | _EXECUTE))
-    holds_data = any(
-        s.allocated and s.in_file and not s.executable and s.name not in _UNWIND
-        for s in plan.elf.sections
+    holds_data = any(span.start < cover.end and cover.start < span.end for span in _data(plan.elf, load, plan.page))
+    return flags | SegmentFlag.AT_LOAD if plan.wanted.data and holds_data else flags
+
+
+def _data(elf: ElfFile, load: Segment, page: int) -> list[Span]:
+    """The pages of a segment with data that is neither code nor for unwinding."""
+    return merge(
+        Span(s.address // page * page, align_up(s.memory_end, page))
+        for s in elf.sections
+        if s.allocated and s.in_file and not s.executable and s.name not in _UNWIND
         if load.address <= s.address < load.memory_end
     )
-    return flags | SegmentFlag.AT_LOAD if plan.wanted.data and holds_data else flags
+
+
+def _parts(elf: ElfFile, load: Segment, cover: Span, page: int) -> list[Span]:
+    """A segment in parts with data, and without."""
+    code = subtract([cover], _data(elf, load, page))
+    return sorted([*code, *subtract([cover], code)])
 
 
 def _needed(plan: PagePlan) -> list[Span]:

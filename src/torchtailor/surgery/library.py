@@ -40,7 +40,7 @@ from torchtailor.core.errors import (
     TorchtailorError,
 )
 from torchtailor.core.format import human_bytes
-from torchtailor.surgery.cut import Cut, HostPages
+from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
@@ -178,6 +178,15 @@ class _Tailoring:
         self.wanted = self._wanted_pages()
         self.could_strip = sum(s.size for s in self.elf.sections if s.index in left and s.in_file)
 
+    def _without_code(self, dst: Path | None, *, durable: bool) -> LibraryResult:
+        """One without GPU code: symbol tables, relocations and pages may go."""
+        if foreign := foreign_platform(self.elf):
+            return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
+        if not self.removed and not self.options.relr and not self.wanted:
+            return self._untouched(LibraryStatus.NO_GPU_CODE)
+        check_layout(self.elf)
+        return self._make({}, None, (), dst, durable=durable)
+
     def _wanted_pages(self) -> WantedPages | None:
         """What of its pages stays, where the workload tells and others leave."""
         workload, options = self.options.workload, self.options
@@ -186,24 +195,14 @@ class _Tailoring:
         identity = library_identity(self.elf, self.code)
         touched = workload.touched(identity)
         every = options.pages is HostPages.ALL
-        return WantedPages(touched, identity, every, options.gap, options.debuggable) if touched else None
-
-    def _left_alone(self) -> LibraryResult | None:
-        """The result of a library that no cut changes."""
-        if host_table(self.elf):
-            return self._untouched(LibraryStatus.UNCHANGED, (_PAGED,))
-        if not self.code.containers and (foreign := foreign_platform(self.elf)):
-            return replace(self._untouched(LibraryStatus.NO_GPU_CODE), foreign=foreign, could_strip=0)
-        return None
+        apart = every and options.pack_compress is not PackCompression.NONE
+        return WantedPages(touched, identity, every, options.gap, options.debuggable, apart) if touched else None
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
-        if alone := self._left_alone():
-            return alone
+        if host_table(self.elf):
+            return self._untouched(LibraryStatus.UNCHANGED, (_PAGED,))
         if not self.code.containers:
-            if not self.removed and not self.options.relr and not self.wanted:
-                return self._untouched(LibraryStatus.NO_GPU_CODE)
-            check_layout(self.elf)
-            return self._make({}, None, (), dst, durable=durable)
+            return self._without_code(dst, durable=durable)
         if is_hooked(self.elf):  # most of its code is elsewhere, where this cut does not reach
             return self._untouched(LibraryStatus.UNCHANGED, (_HOOKED,))
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))

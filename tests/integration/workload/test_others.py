@@ -245,7 +245,7 @@ def fuzz(rig: Rig, tmp_path: Path, count: int) -> None:
 
     checked = sanitized(tmp_path, "address")
     native = Path(__file__).parents[3] / "src" / "torchtailor" / "workload" / "native"
-    sources = [native / name for name in ("hook.c", "objects.c", "packs.c", "record.c")]
+    sources = [native / name for name in ("hook.c", "objects.c", "packs.c", "pages.c", "record.c", "zstd.c")]
     standin = Path(__file__).parent / "standin" / "fuzz.c"
     driver = checked.compile(tmp_path / "libcuda.so.1", "-shared", "-Wl,-soname,libcuda.so.1", "-DDRIVER", standin)
     program = checked.compile(

@@ -369,3 +369,35 @@ def test_on_aarch64_pages_are_of_64_kib(tmp_path: Path) -> None:
             for one in (library, out)
         ]  # fmt: skip
         assert said[0].stdout.startswith("25 -8 ") and said[1].stdout == said[0].stdout, said
+
+
+def test_a_compressed_pack_serves_threads_and_children_at_once(stock: Path, tmp_path: Path) -> None:
+    library, _ = cut(stock, tmp_path, HostPages.CODE, pack_compress=PackCompression.ZSTD)
+    program = """
+import ctypes, os, sys, threading
+library = ctypes.CDLL(sys.argv[1])
+os.closerange(200, 400)  # as daemons do
+def work():
+    for _ in range(50):
+        assert [library.cold1(5), library.cold2(4), library.cold3(13)] == [159, 16, -8]
+children = []
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+    if not (child := os.fork()):
+        work()
+        os._exit(7)
+    children.append(child)
+[thread.join() for thread in threads]
+print([os.waitpid(child, 0)[1] >> 8 for child in children])
+"""
+    done = run(library, program)
+    assert done.stdout.strip() == str([7] * 8), done.stderr
+
+
+def test_debuggers_find_unwind_tables_where_they_were_asked_to_stay(stock: Path, tmp_path: Path) -> None:
+    for debuggable in (False, True):
+        library, _ = cut(stock, tmp_path / str(debuggable), HostPages.ALL, debuggable=debuggable)
+        with open_source(library) as source:
+            kept = {section.name for section in ElfFile(source).sections if section.in_file}
+        assert ({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"} <= kept) is debuggable

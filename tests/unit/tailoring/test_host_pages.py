@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from tests.unit.oci.builder import read_image, tar_of
 from tests.unit.oci.builder import stock as stock_image
 from tests.unit.oci.test_workload import SITE, package
 from tests.unit.surgery.paged import paged_library, touched
+from tests.unit.tailoring.helpers import check_records, install, options, tree
+from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli import main
+from torchtailor.surgery.cut import HostPages, PackCompression
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.restore import restore_environment
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import write_trace
 
 pytestmark = pytest.mark.xdist_group("host pages")
@@ -98,3 +106,38 @@ def test_an_image(library: Path, trace: list[str], tmp_path: Path, capsys: pytes
     with tarfile.open(fileobj=io.BytesIO(read_image(tmp_path / "cut").tars[0])) as archive:
         archive.extractall(tmp_path / "root")
     assert calls(tmp_path / "root" / SITE) == "159 -8 0"
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_an_environment_is_restored_to_the_last_byte(library: Path, tmp_path: Path, compression: str) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (tmp_path / "wheels").mkdir()
+    files = {"torch/__init__.py": b"", NAME: library.read_bytes(), "torch/lib/libsecond.so": library.read_bytes()}
+    install(build_wheel(tmp_path / "wheels", files, name="torch", version="2.13.0"), site)
+    before = tree(site)
+    workload = TracedWorkload(touched(library))
+    chosen = replace(options(), workload=workload, host_pages=HostPages.ALL, gap=4096, keep_removed=True)
+    outcome = tailor_environment(site, replace(chosen, pack_compress=PackCompression(compression)))
+    assert [one.status for one in outcome.libraries] == [LibraryStatus.CUT] * 2
+    check_records(site)
+    assert calls(site) == "159 -8 0"
+    assert len(list(site.glob("torchtailor-packs/torch/*.ttpack"))) == 2
+    again = tailor_environment(site, chosen)
+    assert not again.changed
+    restore_environment(site)
+    assert {path: data for path, data in tree(site).items() if ".torchtailor" not in str(path)} == before
+
+
+def test_without_packs_a_sentence_says_what_may_happen(
+    library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    (source / "torch/lib").mkdir(parents=True)
+    (source / NAME).write_bytes(library.read_bytes())
+    write_trace(tmp_path / "app.trace", touched(library))
+    words = ["--gpu", "9.0", "--workload", str(tmp_path / "app.trace"), "--no-pack"]
+    assert main(["tailor", str(source), "-o", str(out), *words, "--host-pages", "code", "--gap", "4096"]) == 0
+    assert "A recording does not cover a program" in " ".join(capsys.readouterr().out.split())
+    assert not list(out.rglob("*.ttpack"))
+    done = subprocess.run([sys.executable, "-c", CALLS, str(out / NAME)], capture_output=True, text=True, check=False)
+    assert done.returncode == -11 and done.stderr.count("torchtailor: ") == 1

@@ -184,7 +184,7 @@ class PackedPages:
         self._rows: list[tuple[int, int, int]] = []
         if count:
             index = bytes(source.read(at + 64, 16 * count))
-            if zlib.crc32(index) != index_crc or block <= 0 or count != -(-length // block):
+            if zlib.crc32(index) != index_crc or block != _STEP or count != -(-length // block):
                 raise BadInputError("The pack is damaged: the index of a segment is wrong.", "Make it again.")
             self._rows = [struct.unpack_from("<QII", index, 16 * number) for number in range(count)]
         elif size != 64 + length or (at + 64) % 4096:
@@ -192,7 +192,7 @@ class PackedPages:
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes of the segment; of a packed one, those that stay in the library are zeros."""
-        from zstandard import ZstdDecompressor, ZstdError
+        from zstandard import ZstdDecompressor, ZstdError, frame_content_size
 
         if not self.packed:
             for start in range(0, self.size, _STEP):
@@ -201,7 +201,8 @@ class PackedPages:
         for number, (offset, size, crc) in enumerate(self._rows):
             expected = min(self._block, self.size - number * self._block)
             try:
-                data = ZstdDecompressor().decompress(bytes(self._source.read(self._at + offset, size)), expected)
+                stored = bytes(self._source.read(self._at + offset, size))
+                data = ZstdDecompressor().decompress(stored) if frame_content_size(stored) == expected else b""
             except ZstdError as error:
                 raise BadInputError("The pack is damaged: a block cannot be unpacked.", "Make it again.") from error
             if len(data) != expected or zlib.crc32(data) != crc:

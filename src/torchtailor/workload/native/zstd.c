@@ -235,7 +235,7 @@ static size_t read_literals(const uint8_t *from, size_t size, size_t *count) {
     if (!state.huffman_log) return 0;
     *count = length;
     if (!format) return decode_stream(state.literals, length, at, (size_t)(end - at)) ? header + stored : 0;
-    size_t each = (length + 3) / 4, sizes = 0;
+    size_t each = (length + 3) / 4;
     if (end - at < 6 || 3 * each > length) return 0;
     const uint8_t *jump = at;
     at += 6;
@@ -244,7 +244,6 @@ static size_t read_literals(const uint8_t *from, size_t size, size_t *count) {
         if (part > (size_t)(end - at)) return 0;
         if (!decode_stream(state.literals + (size_t)i * each, i < 3 ? each : length - 3 * each, at, part)) return 0;
         at += part;
-        sizes += part;
     }
     return header + stored;
 }
