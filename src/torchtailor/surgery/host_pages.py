@@ -74,7 +74,7 @@ class NotPagedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class KeptPages:
     """What of a library stays in the file."""
 
     touched: tuple[tuple[int, int], ...]  # addresses, as (start, end)
@@ -115,7 +115,7 @@ class PagePlan:
     segments: tuple[tuple[Segment, Span], ...]  # those with cold runs, and what a pack covers of each
     cold: tuple[Span, ...]
     gone: tuple[Span, ...]  # of the cold ones, those that held tables which have moved
-    wanted: Wanted
+    wanted: KeptPages
 
     @property
     def saved(self) -> int:
@@ -132,7 +132,7 @@ class PagePlan:
         return sum(bool(piece.file_size) for piece in _pieces(self))
 
     @classmethod
-    def of(cls, elf: ElfFile, wanted: Wanted) -> PagePlan:
+    def of(cls, elf: ElfFile, wanted: KeptPages) -> PagePlan:
         """The plan, or NotPagedError."""
         tables = _tables(elf)
         page = _checked_page(elf)
@@ -206,7 +206,7 @@ def _checked_page(elf: ElfFile) -> int:
     return page
 
 
-def _hot(elf: ElfFile, tables: _Tables, wanted: Wanted, page: int) -> list[Span]:
+def _hot(elf: ElfFile, tables: _Tables, wanted: KeptPages, page: int) -> list[Span]:
     """The addresses that stay in the file, as whole pages."""
     moved = {section.index for section in tables.all}
     spans = [Span(start, end) for start, end in wanted.touched]

@@ -44,7 +44,7 @@ from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
-from torchtailor.surgery.host_pages import NotPagedError, PagePlan, Wanted, page_keys, write_hot
+from torchtailor.surgery.host_pages import KeptPages, NotPagedError, PagePlan, page_keys, write_hot
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, describe, move_code, pack_name, write_pages
 from torchtailor.surgery.opened import OpenLibrary
@@ -187,7 +187,7 @@ class _Tailoring:
         check_layout(self.elf)
         return self._make({}, None, (), dst, durable=durable)
 
-    def _wanted_pages(self) -> Wanted | None:
+    def _wanted_pages(self) -> KeptPages | None:
         """What of its pages stays, where the workload tells and others leave."""
         workload, options = self.options.workload, self.options
         if workload is None or options.pages is HostPages.KEEP or self.options.split:
@@ -196,7 +196,7 @@ class _Tailoring:
         touched = workload.touched(identity)
         every = options.pages is HostPages.ALL
         apart = every and options.pack_compress is not PackCompression.NONE
-        return Wanted(touched, identity, every, options.gap, options.debuggable, apart) if touched else None
+        return KeptPages(touched, identity, every, options.gap, options.debuggable, apart) if touched else None
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if host_table(self.elf):
