@@ -66,6 +66,7 @@ def find_hashes(
     need_tool("nix-build")
     contexts = [open_tree(catalog, tree, with_nix=False) for tree in find_trees(root)]
     for context in contexts:
+        context.require_recipes()
         context.require_all_read()
     for name in names:
         if not any(name in context.names for context in contexts):

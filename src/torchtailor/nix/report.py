@@ -58,8 +58,10 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
         dry = " (dry run)" if dry_run else ""
         yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}{dry}: {counts}."
         if plan.unknown_hashes:
-            what = ", ".join(plan.unknown_hashes)
-            yield LineKind.NOTE, f"The hash of {what} is not known: `torchtailor recipes hash` finds and writes it."
+            what, several = ", ".join(plan.unknown_hashes), len(plan.unknown_hashes) > 1
+            text = f"The hashes of {what} are not known" if several else f"The hash of {what} is not known"
+            finds = f"`torchtailor recipes hash` finds and writes {'them' if several else 'it'}."
+            yield LineKind.NOTE, f"{text}: {finds}"
         for reason, names in plan.missing.items():
             yield LineKind.NOTE, f"{len(names)} variants have no recipe: {reason}"
         for step in plan.of(Action.KEEP_EDITED):

@@ -70,11 +70,14 @@ def find_trees(root: Path) -> tuple[RecipeTree, ...]:
         raise NoMatchError(f"{root} is not a folder.", "Give the folder that has .flox/pkgs.")
     if tree_at(root).recipes:
         return (tree_at(root),)
+    place = root if root.name else root.absolute()  # "." has no name
+    if place.name == FLOX and tree_at(place.parent).recipes:
+        return (tree_at(place.parent),)
     trees = (tree_at(path.parent.parent) for path in sorted(root.glob(f"*/{FLOX}/{PKGS}")))
     if below := tuple(tree for tree in trees if tree.recipes):
         return below
-    inside_flox = root.name == PKGS and root.parent.name == FLOX
-    if (plain := RecipeTree(root.parent.parent if inside_flox else root, root)).recipes:
+    inside_flox = place.name == PKGS and place.absolute().parent.name == FLOX
+    if (plain := RecipeTree(place.absolute().parent.parent if inside_flox else root, root)).recipes:
         return (plain,)
     raise NoMatchError(f"There are no recipes in {root}.", "Give a folder that has .flox/pkgs, or *.nix files.")
 

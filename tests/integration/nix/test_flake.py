@@ -215,6 +215,13 @@ def test_another_nixpkgs_than_the_pin_throws(name: str, nixpkgs: str) -> None:
     assert f"this is PyTorch {nixpkgs}, and the given nixpkgs has 2.8.0" in done.err
 
 
+def test_another_nixpkgs_that_lacks_the_toolkit_throws() -> None:
+    made = f"(import {REPO}/.flox/pkgs/{NAME}.nix {{ nixpkgsSource = {NIX}/standin/older.nix; }}).drvPath"
+    done = run_nix("nix-instantiate", [*EVALUATE, "--expr", made])
+    assert done.code != 0
+    assert "the given nixpkgs has no cudaPackages_13_0: give the nixpkgs that the recipe pins" in done.err
+
+
 def test_wrong_settings_are_named() -> None:
     torch = "python313Packages.torch.drvPath"
     for setting, message in (
@@ -228,6 +235,8 @@ def test_wrong_settings_are_named() -> None:
         ('gpu = "7.5a"', "compute capability 7.5 has no code of its own: 7.5a does not exist"),
         ('gpu = "9.0f"', "9.0f does not exist"),
         ("cpu = 5", 'an instruction set in quotes, such as "avx512", and not a int'),
+        ('gpu = "10.0f"', "CUDA 12.8 cannot compile for compute capability 10.0f: it needs 12.9"),
+        ('gpu = "8.7"', "compute capability 8.7 is a Jetson's, which is aarch64-linux, and this is x86_64-linux"),
         ('gpu = "9.0"; gigabytesPerJob = 0', "gigabytesPerJob must be a whole number above 0"),
         ('gpu = "9.0"; gigabytesPerJob = "4"', "gigabytesPerJob must be a whole number above 0"),
     ):
@@ -237,6 +246,18 @@ def test_wrong_settings_are_named() -> None:
 def test_a_setting_that_does_not_exist_is_named() -> None:
     misspelt = '(pkgs "x86_64-linux" { torchtailor.gpus = "9.0"; } flake.overlays.default)'
     assert "config.torchtailor has no gpus; it has gpu, cpu" in failure(f"{misspelt}.python313Packages.torch.drvPath")
+
+
+def test_a_capability_that_nvcc_has_and_nixpkgs_lacks_is_named() -> None:
+    newer = "(final // { cudaPackages = final.cudaPackages_13_0; })"
+    overlay = f'(final: prev: flake.lib.overlay {{ gpu = "8.8"; }} {newer} prev)'
+    text = failure(f'(pkgs "x86_64-linux" {{ }} {overlay}).python313Packages.torch.drvPath')
+    assert "the given nixpkgs does not know compute capability 8.8: 10.0 10.0a" in text
+
+
+def test_settings_that_are_no_set_are_named() -> None:
+    text = '(pkgs "x86_64-linux" { torchtailor = "9.0"; } flake.overlays.default)'
+    assert "config.torchtailor must be a set" in failure(f"{text}.python313Packages.torch.drvPath")
 
 
 def test_torch_bin_is_cut(tmp_path: Path) -> None:

@@ -128,6 +128,19 @@ def test_scripts_that_check_nothing(catalog: Catalog, tmp_path: Path, script: st
     assert found == rules
 
 
+@pytest.mark.parametrize("folder", [".flox", ".flox/pkgs"])
+def test_a_folder_inside_a_tree_is_the_tree(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Its default.nix is no recipe, and its table belongs to the recipes in pkgs."""
+    write_tree(catalog, tmp_path, "cuda-13_0", "cpu-*")
+    monkeypatch.chdir(tmp_path / folder)
+    for place in (tmp_path / folder, Path()):
+        (found,) = find_trees(place)
+        assert found.root == tmp_path
+        assert found.recipes.keys() == find_trees(tmp_path)[0].recipes.keys()
+
+
 def test_what_cannot_be_audited(catalog: Catalog, tmp_path: Path) -> None:
     with pytest.raises(NoMatchError, match="not a folder"):
         find_trees(tmp_path / "nope")

@@ -105,3 +105,12 @@ def test_a_name_may_be_in_any_of_several_trees(
     assert [result.found for result in results] == [(), ()]
     with pytest.raises(NoMatchError, match="no recipe nope"):
         find_hashes(catalog, tmp_path, ["nope"])
+
+
+def test_nix_files_of_something_else_have_no_hashes_to_find(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtailor.nix.hashes.need_tool", Path)
+    (tmp_path / "hello.nix").write_text("{ pkgs }: pkgs.hello\n")
+    with pytest.raises(NoMatchError, match="no recipes of PyTorch"):
+        find_hashes(catalog, tmp_path)

@@ -11,7 +11,8 @@ import pytest
 
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.core.errors import ImpossibleError
+from torchtailor.cli import main
+from torchtailor.core.errors import ExitCode, ImpossibleError
 from torchtailor.nix.blueprint import BlasChoice, Blueprint
 from torchtailor.nix.pins import Pins
 from torchtailor.nix.recipe import Recipe
@@ -19,6 +20,7 @@ from torchtailor.nix.render import render, render_all, spark_recipes
 from torchtailor.nix.syntax import NixSource
 from torchtailor.nix.write import recipe_variants
 
+LIBRARY = Path(__file__).parents[3] / "src" / "torchtailor" / "nix" / "library"
 COUNTS = {"main": 44, "cuda-12_9": 50, "cuda-13_0": 59}
 PINS = {
     "main": "fe5e41d7ffc0421f0913e8472ce6238ed0daf8e3",
@@ -148,3 +150,13 @@ def test_layout_is_tidy(everything: Everything) -> None:
             assert "\n\n\n" not in text
             assert text.endswith("\n")
             assert not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("name", ["bin.nix", "wheels.nix"])
+def test_options_that_the_library_gives_to_tailor_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe's build finds out only after its downloads, and only some of them are built in tests."""
+    text = (LIBRARY / name).read_text()
+    calls = [line for line in text.splitlines() if "torchtailor tailor" in line or "${cut}" in line]
+    given = {option for line in calls for option in re.findall(r"(?<!\S)\"?(--[a-z-]+)", line)}
+    assert main(["tailor", "--help"]) == ExitCode.OK
+    assert {"--gpu", "--out", "--nvidia"} <= given <= set(re.findall(r"--[a-z-]+", capsys.readouterr().out))

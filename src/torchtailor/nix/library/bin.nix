@@ -18,7 +18,7 @@ torch.overrideAttrs (
     preInstall = (oldAttrs.preInstall or "") + ''
       export HOME=$PWD
       mv dist official
-      ${cut} official/*.whl --output dist
+      ${cut} official/*.whl --out dist
     '';
     passthru = (oldAttrs.passthru or { }) // {
       inherit gpu nvidia;
@@ -40,7 +40,7 @@ torch.overrideAttrs (
             if [ -d "$package/lib" ]; then cp -nL "$package"/lib/*.so* "$whole"/ || true; fi
           done
           chmod -R u+w "$whole"
-          ${cut} "$whole" --nvidia --output "$out/${sitePackages}/torch/lib/nvidia"
+          ${cut} "$whole" --nvidia --out "$out/${sitePackages}/torch/lib/nvidia"
           addAutoPatchelfSearchPath "$out/${sitePackages}/torch/lib/nvidia"
         '';
       }

@@ -9,6 +9,11 @@ let
   catalog = import ./catalog.nix;
   underscored = builtins.replaceStrings [ "." ] [ "_" ];
 
+  attributeOf =
+    packages: name:
+    packages.${name}
+      or (throw "torchtailor: the given nixpkgs has no ${name}: give the nixpkgs that the recipe pins");
+
   packagesWith =
     config: overlays:
     nixpkgs {
@@ -24,7 +29,7 @@ let
         allowBroken = builtins.elem (builtins.head (builtins.match "([0-9]+)[.].*" cuda)) catalog.brokenCuda;
       }
       [
-        (final: prev: { cudaPackages = final."cudaPackages_${underscored cuda}"; })
+        (final: prev: { cudaPackages = attributeOf final "cudaPackages_${underscored cuda}"; })
       ];
   withCuda = builtins.mapAttrs (cuda: _: forCuda cuda) catalog.toolkits;
   forCpu = {
@@ -55,7 +60,8 @@ let
       // {
         cudaPackages = withCuda.${cuda}.cudaPackages.overrideScope (cfinal: cprev: components);
       };
-  pythonOf = nixpkgs: python: nixpkgs."python${builtins.replaceStrings [ "." ] [ "" ] python}Packages";
+  pythonOf =
+    nixpkgs: python: attributeOf nixpkgs "python${builtins.replaceStrings [ "." ] [ "" ] python}Packages";
 
   tailored =
     row:

@@ -12,7 +12,12 @@
 final: prev:
 
 let
-  given = prev.config.torchtailor or { };
+  written = prev.config.torchtailor or { };
+  given =
+    if builtins.isAttrs written then
+      written
+    else
+      throw "torchtailor: config.torchtailor must be a set such as { gpu = \"9.0\"; }, and not a ${builtins.typeOf written}";
   unknown = builtins.attrNames (
     removeAttrs given [
       "gpu"

@@ -36,8 +36,24 @@ let
       fail "there is no GPU with compute capability ${gpu}"
     else if catalog.toolkits ? ${cuda} && !(lib.elem cuda compiledBy) then
       fail "CUDA ${cuda} cannot compile for compute capability ${gpu}; ${lib.concatStringsSep ", " compiledBy} can"
+    else if capabilities != null && !(capabilities ? ${gpu}) then
+      fail "the given nixpkgs does not know compute capability ${gpu}: ${toString (lib.attrNames capabilities)}"
+    else if !(supported.from == null || lib.versionAtLeast cuda supported.from) then
+      fail "CUDA ${cuda} cannot compile for compute capability ${gpu}: it needs ${supported.from}"
+    else if !(supported.to == null || lib.versionAtLeast supported.to cuda) then
+      fail "nixpkgs does not compile for compute capability ${gpu} with CUDA ${cuda}: only up to ${supported.to}"
+    else if supported.jetson && nixpkgs.stdenv.hostPlatform.isx86_64 then
+      fail "compute capability ${gpu} is a Jetson's, which is aarch64-linux, and this is ${nixpkgs.stdenv.hostPlatform.system}"
     else
       gpu;
+
+  # nixpkgs refuses what its own table does not have, in the words of its assertions.
+  capabilities = nixpkgs._cuda.db.cudaCapabilityToInfo or null;
+  supported = {
+    from = capabilities.${gpu}.minCudaMajorMinorVersion or null;
+    to = capabilities.${gpu}.maxCudaMajorMinorVersion or null;
+    jetson = capabilities.${gpu}.isJetson or false;
+  };
 
   isa =
     if cpu == null then

@@ -79,7 +79,7 @@ pythonPackages.buildPythonPackage {
       ''
     else
       ''
-        torchtailor tailor official/*.whl --gpu ${gpu} --jobs "''${NIX_BUILD_CORES:-0}" ${lib.optionalString nvidia "--nvidia"} --output tailored
+        torchtailor tailor official/*.whl --gpu ${gpu} --jobs "''${NIX_BUILD_CORES:-0}" ${lib.optionalString nvidia "--nvidia"} --out tailored
       ''
   )
   + ''

@@ -248,8 +248,49 @@ let
     };
 
   # `extensions` are applied to every CUDA set.
+  # nixpkgs' table of compute capabilities, as at the newer pin.
+  capability = isJetson: minCudaMajorMinorVersion: maxCudaMajorMinorVersion: {
+    inherit isJetson minCudaMajorMinorVersion maxCudaMajorMinorVersion;
+  };
+  cudaCapabilityToInfo = {
+    "10.0" = capability false "12.7" null;
+    "10.0a" = capability false "12.7" null;
+    "10.0f" = capability false "12.9" null;
+    "10.1" = capability true "12.7" "12.9";
+    "10.1a" = capability true "12.7" "12.9";
+    "10.1f" = capability true "12.9" "12.9";
+    "10.3" = capability false "12.9" null;
+    "10.3a" = capability false "12.9" null;
+    "10.3f" = capability false "12.9" null;
+    "11.0" = capability true "13.0" null;
+    "11.0a" = capability true "13.0" null;
+    "11.0f" = capability true "13.0" null;
+    "12.0" = capability false "12.8" null;
+    "12.0a" = capability false "12.8" null;
+    "12.0f" = capability false "12.9" null;
+    "12.1" = capability false "12.9" null;
+    "12.1a" = capability false "12.9" null;
+    "12.1f" = capability false "12.9" null;
+    "3.5" = capability false "10.0" "11.8";
+    "3.7" = capability false "10.0" "11.8";
+    "5.0" = capability false "10.0" "12.9";
+    "5.2" = capability false "10.0" "12.9";
+    "6.0" = capability false "10.0" "12.9";
+    "6.1" = capability false "10.0" "12.9";
+    "7.0" = capability false "10.0" "12.9";
+    "7.2" = capability true "10.0" "12.2";
+    "7.5" = capability false "10.0" null;
+    "8.0" = capability false "11.2" null;
+    "8.6" = capability false "11.2" null;
+    "8.7" = capability true "11.4" null;
+    "8.9" = capability false "11.8" null;
+    "9.0" = capability false "11.8" null;
+    "9.0a" = capability false "12.0" null;
+  };
+
   cudaConfig = extensions: {
     inherit extensions;
+    db = { inherit cudaCapabilityToInfo; };
     extend = change: cudaConfig (change (cudaConfig extensions) (cudaConfig extensions)).extensions;
   };
 
