@@ -31,6 +31,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "recommend": ("--gpu", "9.0", "--cpu", "zen4", "--driver", "580.65", "--python", "3.13"),
     "matrix": ("sm90-avx2",),
     "inspect": ("lib.so",),
+    "sizes": ("lib.so",),
+    "diff": ("lib.so", "lib.so"),
     "tailor": (WHEEL, *_CUT, "--dry-run"),
     "image": ("oci:layout", "oci:copy", *_CUT, "--dry-run"),
     "record": ("--out", "new.trace", "--", "./no-program"),

@@ -158,7 +158,7 @@ def why_fixed(path: Path) -> str:
                 os.close(descriptor)
             if int.from_bytes(flags[:4], "little") & _FIXED:
                 return f"{one} is immutable (chattr)"
-    return "" if os.access(path.parent, os.W_OK | os.X_OK) else f"{path.parent} cannot be written to"
+    return ""
 
 
 def _is_stream(path: Path) -> bool:
@@ -704,12 +704,20 @@ def _new_staging(parent: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _claim(descriptor: int, path: Path) -> bool:
-    """Lock what we have just made; False where another process took it for abandoned before that."""
+def is_free(descriptor: int) -> bool:
+    """Lock an open file for ourselves; False where another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def _claim(descriptor: int, path: Path) -> bool:
+    """Lock what we have just made; False where another process took it for abandoned before that."""
+    try:
+        if not is_free(descriptor):
+            return False
     except OSError:  # a file system without locks: nobody can take it for abandoned either
         return True
     return _still_at(descriptor, path)

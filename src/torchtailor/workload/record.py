@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from torchtailor.code.binary.elf_headers import ElfMachine
-from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, disk_errors, write_atomically
+from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, disk_errors, is_free, write_atomically
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.workload.events import PAGES_SUFFIX, make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
@@ -81,16 +80,8 @@ def _wait_for_pages(folder: Path) -> None:
     until = time.monotonic() + _PATIENCE
     for path in folder.glob(f"*{PAGES_SUFFIX}"):
         with path.open("rb") as file:
-            while not _is_free(file) and time.monotonic() < until and not _is_alive(path):
+            while not is_free(file.fileno()) and time.monotonic() < until and not _is_alive(path):
                 time.sleep(0.01)
-
-
-def _is_free(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_alive(record: Path) -> bool:

@@ -77,7 +77,9 @@ def test_recorded_machines(page: Any) -> None:
 
 
 def check_table(page: Any, rows: Sequence[Row]) -> None:
-    queries = [{"gpus": [row.gpu], "cpu": row.cpu, "driver": row.driver, "jetpack": row.jetpack} for row in rows]
+    queries = [
+        {"gpus": row.gpu.split(" + "), "cpu": row.cpu, "driver": row.driver, "jetpack": row.jetpack} for row in rows
+    ]
     for row, found in zip(rows, ask(page, queries), strict=True):
         best = found["recommendation"]["best"] if found["recommendation"] else None
         wanted = (row.pytorch, row.cuda, row.variant, row.method, row.python) if row.pytorch else None

@@ -50,7 +50,7 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert (one["kind"], one["skipped"]) == ("library", [])
     (library,) = one["libraries"]
     assert set(library) == {
-        "name", "size", "machine", "device_linked", "lookalikes", "containers", "images", "stored", "raw",
+        "name", "size", "machine", "device_linked", "lookalikes", "hot", "cold", "containers", "images", "stored", "raw",
         "architectures", "places", "ptx_texts", "gpus",
     }  # fmt: skip
     assert (library["machine"], library["containers"], library["images"]) == ("x86_64", 6, 18)

@@ -62,9 +62,9 @@ def test_nvidia_hint_and_setting(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "-o", tmp_path / "out")
     assert code == ExitCode.OK
-    last = out.splitlines()[-1]
-    assert "--nvidia would save another 27.8 kB" in last
-    assert "torchtailor help licences" in last
+    *_, hint, total = out.splitlines()
+    assert "--nvidia would save another 27.8 kB" in hint and "torchtailor help licences" in hint
+    assert total.startswith("Saved 0 B")
     (tmp_path / "torchtailor.toml").write_text("[tailor]\nnvidia = true\n")
     code, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "-o", tmp_path / "out2")
     assert code == ExitCode.OK
@@ -488,7 +488,7 @@ def test_restore_of_an_environment_that_is_not_there(capsys: pytest.CaptureFixtu
     said = " ".join(err.split())
     assert code == ExitCode.NO_MATCH
     assert "none does not exist." in said
-    assert "Give the environment's folder: --env .venv" in said and "wheel" not in said
+    assert "Name the folder of an environment that is there." in said and "wheel" not in said
 
 
 def test_an_empty_zip_is_no_wheel(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ class ImageOptions:
                 (f"--workload {chosen.workload.label}" if chosen.workload else "", chosen.workload is not None),
                 (f"--margin {chosen.workload.margin}" if chosen.workload else "", chosen.workload is not None),
                 ("--no-pack", chosen.no_pack),
-                (f"--host-pages {chosen.pages.value}", chosen.pages is not HostPages.KEEP),
+                (
+                    f"--host-pages {chosen.pages.value}",
+                    chosen.host_pages is not None or chosen.pages is not HostPages.KEEP,
+                ),
                 (f"--gap {chosen.gap}", chosen.gap != DEFAULT_GAP),
                 ("--debuggable", chosen.debuggable),
                 ("--pack-compress zstd", chosen.pack_compress is PackCompression.ZSTD),
