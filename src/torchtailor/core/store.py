@@ -127,7 +127,12 @@ class Store(Protocol):
 
 def is_local(where: str) -> bool:
     """Whether a store is a folder of this machine, or one that it sees."""
-    return "://" not in where or urlsplit(where).scheme == "file"
+    try:
+        return "://" not in where or urlsplit(where).scheme == "file"
+    except ValueError as error:  # such as http://[
+        raise UsageError(
+            f"{where[:200]!r} is not a URL.", "Give a folder, or a URL such as s3://bucket/path."
+        ) from error
 
 
 def store_folder(where: str) -> Path | None:

@@ -50,8 +50,8 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert (one["kind"], one["skipped"]) == ("library", [])
     (library,) = one["libraries"]
     assert set(library) == {
-        "name", "size", "machine", "device_linked", "lookalikes", "hot", "cold", "containers", "images", "stored", "raw",
-        "architectures", "places", "ptx_texts", "gpus",
+        "name", "size", "machine", "device_linked", "lookalikes", "hot", "cold", "containers", "images",
+        "stored", "raw", "architectures", "places", "ptx_texts", "gpus",
     }  # fmt: skip
     assert (library["machine"], library["containers"], library["images"]) == ("x86_64", 6, 18)
     assert {place["section"]: (place["reference"], place["containers"]) for place in library["places"]} == {

@@ -26,6 +26,12 @@
 #endif
 enum { PAGE = 4096, AT_ONCE = 4096, STACK = 1 << 18, FEW_FILES = 1 << 16, FIRST_FILES = 256, ROOM = TT_LINE + 256 };
 
+#ifdef __SANITIZE_THREAD__ /* takes the second process for the thread whose memory that shares */
+enum { SECOND = 0 };
+#else
+enum { SECOND = 1 };
+#endif
+
 static int output = -1, pipe_of_life[2] = {-1, -1};
 static struct {
     int output, life, watch;
@@ -179,6 +185,7 @@ static int find_watch(void) {
 /* At the start of a process, and in a forked child: its page tables have nothing of what its parent touched, and its
  * parent's userfaultfd is not for it. */
 void tt_watch_pages(int in_child) {
+    if (!SECOND) return;
     tt_busy++;
     for (int i = 0; i < 2; i++)
         if (in_child && pipe_of_life[i] >= 0) close(pipe_of_life[i]);
@@ -198,9 +205,7 @@ void tt_watch_pages(int in_child) {
         flock(output, LOCK_SH | LOCK_NB); /* as long as it is held there is something to come */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-#ifndef __SANITIZE_THREAD__ /* it takes the second process for the thread whose memory that shares */
         watched = clone(wait_and_write, stack + STACK, CLONE_VM, NULL) > 0;
-#endif
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         close(pipe_of_life[0]);
         pipe_of_life[0] = -1;
