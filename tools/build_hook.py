@@ -39,7 +39,8 @@ LIBRARIES = (
         (*_SOURCES, "preload.c", "touched.c"),
         ("-DTORCHTAILOR_PRELOAD", "-Wl,--version-script=preload.map", *_C_LIBRARY),
     ),
-    ("libtorchtailor-audit.so", ("audit.c",), ("-nostdlib", "-ffreestanding", "-fno-stack-protector")),
+    # without "-nostdlib", for which ziglang has no headers: it needs no library all the same
+    ("libtorchtailor-audit.so", ("audit.c",), ("-fno-builtin", "-fno-stack-protector", "-Wl,--as-needed")),
 )
 
 
