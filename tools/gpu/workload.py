@@ -3,7 +3,8 @@
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
 Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
-pages, pages_run, pages_suite, which need stock and record; suite_nopack, miss, late, which need stock, record and cut;
+pages, which needs stock and record; pages_run, pages_load, pages_suite, which need what it made; suite_nopack, miss,
+late, which need stock, record and cut;
 graphs, eager, for what was made of cut and split; split, split_run, split_suite, split_nopack, which need stock (and
 split).
 Each takes less than four minutes; traces and results of the op suite stay in WORK, so that later steps find them.
@@ -18,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from collections import Counter
@@ -28,6 +30,8 @@ from pathlib import Path
 
 from rewheel import rewheel_all  # beside this file
 from stock import copy_stock, site_of  # beside this file
+
+from torchtailor.workload.pack import PACK_FOLDER
 
 WORK, OUT = Path(os.environ["WORK"]), Path(os.environ["OUT"])
 PROGRAMS = Path(__file__).parent / "programs"
@@ -40,6 +44,7 @@ PAGED = {
     "paged-whole": ("all", "none", False),
 }
 GPU = ["--gpu", "9.0", "--nvidia", "--strip"]
+TAR_LEVEL = 12  # of zstd
 STARTED = time.monotonic()
 
 
@@ -47,11 +52,32 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - STARTED:6.1f} s] {text}", flush=True)
 
 
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
 def used(folder: Path, pattern: str = "*") -> int:
     """Bytes on the disk."""
-    return sum(
-        path.lstat().st_blocks * 512 for path in folder.rglob(pattern) if path.is_file() and not path.is_symlink()
-    )
+    return sum(path.stat().st_blocks * 512 for path in files_of(folder) if path.match(pattern))
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a file is a pack of code, or one of Python modules; the hook, which lies beside them, is none."""
+    return path.suffix == ".ttpack" or (path.suffix == ".zip" and PACK_FOLDER in path.parts)
+
+
+def tar_size(folder: Path, files: list[Path]) -> int:
+    """Bytes of these files in one tar that is compressed as a whole."""
+    import zstandard
+
+    archive = WORK / "files.tar.zst"
+    packer = zstandard.ZstdCompressor(level=TAR_LEVEL, threads=-1)
+    with archive.open("wb") as out, packer.stream_writer(out) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
+        for path in files:
+            tar.add(path, path.relative_to(folder))
+    size = archive.stat().st_size
+    archive.unlink()
+    return size
 
 
 def torchtailor(*words: str | Path, check: bool = True, site: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -201,20 +227,25 @@ def packed_size() -> None:
 
 
 def pages() -> None:
-    """Pages of the host code as well: both forms, with packs as they are and compressed, and what runs on them."""
+    """Pages of the host code as well: both forms, with packs as they are and compressed."""
     asked = os.environ.get("TREES", " ".join(PAGED)).split()
     for tree, (which, packs, leave_out) in ((tree, PAGED[tree]) for tree in asked):
         shutil.rmtree(WORK / tree, ignore_errors=True)
-        words = ["--workload", str(WORK / "decoder.trace"), "--host-pages", which]
+        words = ["--workload", str(WORK / "decoder.trace"), "--host-pages", which, "--relr"]
         words += ["--drop-unopened"] if leave_out else []
         done = torchtailor("tailor", WORK / "stock", *GPU, *words, "--pack-compress", packs, "-o", WORK / tree)
-        size = used(WORK / tree, "*.ttpack")
-        say(f"{tree}: {(used(WORK / tree) - size) / 1e6:.0f} MB and packs of {size / 1e6:.0f} MB")
+        files = files_of(WORK / tree)
+        hot = [path for path in files if not is_pack(path)]
+        modules = sum(path.stat().st_size for path in files if is_pack(path) and path.suffix == ".zip")
+        size = {path: path.stat().st_blocks * 512 for path in files}
+        disk, packed = (sum(size[path] for path in files if is_pack(path) is pack) / 1e6 for pack in (False, True))
+        say(
+            f"{tree}: {disk:.0f} MB and packs of {packed:.0f} MB, {modules / 1e6:.0f} of them of modules; "
+            f"without packs as zstd -{TAR_LEVEL} tar {tar_size(WORK / tree, hot) / 1e6:.0f} MB"
+        )
+        for path in sorted(hot, key=size.__getitem__, reverse=True)[:40]:
+            print(f"  {size[path] / 1e6:8.1f} MB  {path.relative_to(WORK / tree)}")
         print(done.stdout[-700:], done.stderr[-500:])
-        archive = WORK / f"{tree}.tar.zst"
-        pipe = f"tar -C '{WORK / tree}' --exclude='*.ttpack' -c . | zstd -q -12 -T0 -f -o '{archive}'"
-        if shutil.which("zstd") and not subprocess.run(pipe, shell=True, check=False).returncode:
-            say(f"  as zstd -12 tar without packs: {archive.stat().st_size / 1e6:.0f} MB")
 
 
 def pages_run() -> None:
@@ -238,6 +269,43 @@ def pages_run() -> None:
             result, said, _ = program("cnn", tree)
             lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
             say(f"cnn on {tree} without packs: {result}; {lines[:1]}")
+
+
+LOAD = """
+import ctypes, sys, time
+loaded, began = 0, time.process_time()
+for path in sys.stdin.read().split():
+    try:
+        ctypes.CDLL(sys.argv[1] + "/" + path)
+        loaded += 1
+    except OSError as error:
+        print(error, file=sys.stderr)
+seconds = time.process_time() - began
+print(seconds, loaded, sum(1 for _ in open("/proc/self/maps")))
+"""
+
+
+def pages_load() -> None:
+    """Processor seconds and mappings of loading every library that the decoder opens, each tree five times in turn."""
+    made_trees = [tree for tree in PAGED if (WORK / tree).is_dir()]
+    left = made(next(tree for tree in made_trees if PAGED[tree][2]))
+    libraries = [
+        path.relative_to(left)
+        for path in sorted(files_of(left))
+        if ".so" in path.name and path.parent.name == "lib" and PACK_FOLDER not in path.parts
+    ]
+    rows: dict[str, list[list[str]]] = {tree: [] for tree in ("stock", *made_trees)}
+    for _ in range(5):
+        for tree, row in rows.items():
+            command = [sys.executable, "-c", LOAD, str(made(tree))]
+            names = "\n".join(map(str, libraries))
+            done = subprocess.run(command, input=names, capture_output=True, text=True, check=False)
+            row.append(done.stdout.split())
+            if len(row) == 1:
+                print(done.stderr[-1000:])
+    for tree, row in rows.items():
+        milliseconds = statistics.median(float(one[0]) * 1000 for one in row)
+        say(f"{tree}: {row[0][1]} of {len(libraries)} libraries in {milliseconds:.0f} ms, {row[0][2]} mappings")
 
 
 def pages_suite() -> None:

@@ -31,7 +31,7 @@ from torchtailor.code.binary.elf_headers import (
     SegmentType,
 )
 from torchtailor.code.binary.symbols import dynamic_text, needed_libraries
-from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LARGE_DATA
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.core.disk import write_at
 from torchtailor.surgery.files import CHUNK, FileSource, copy_range
 from torchtailor.surgery.headers import TABLE_SECTION, SectionLayout, SectionPlan, header_row
@@ -217,7 +217,7 @@ def _hot(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[
             continue
         data = not section.executable and section.name not in _UNWIND and not wanted.data
         unwind = section.name in _UNWIND and wanted.unwind
-        gpu = section.name in CONTAINER_SECTIONS or section.name in LARGE_DATA or section.name == TABLE_SECTION
+        gpu = section.name in CONTAINER_SECTIONS or section.name == TABLE_SECTION
         if data or unwind or gpu or section.name.startswith(_ALWAYS):
             spans.append(Span(section.address, section.memory_end))
     if table is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import random
 import shutil
 import subprocess
@@ -78,6 +79,17 @@ def test_with_its_pack_a_library_does_what_it_did(
     done = run(library)
     assert (done.stdout.strip(), done.returncode) == (RESULTS, 0), done.stderr
     assert identity(library) == identity(stock)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no such sections")
+def test_data_of_the_medium_code_model_goes_to_the_pack_with_other_data(tmp_path: Path) -> None:
+    library = paged_library(tmp_path / "stock" / "libfar.so", flags=["-DLARGE"])
+    program = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).large_data(900000))"
+    for pages, stays in ((HostPages.CODE, True), (HostPages.ALL, False)):
+        out, _ = cut(library, tmp_path / pages.value, pages)
+        with open_source(out) as source:
+            assert any(section.name == ".lrodata" and section.in_file for section in ElfFile(source).sections) is stays
+        assert run(out, program).stdout.strip() == "60"
 
 
 def test_a_raw_pack_needs_no_handler_of_signals_and_two_more_mappings(stock: Path, tmp_path: Path) -> None:
