@@ -1,24 +1,67 @@
 """Imports the modules of packages that were moved into a pack, because the program that was recorded never did.
 
 A copy of this file lies beside the packs, and a .pth file in site-packages runs it: it needs nothing but Python, and
-is quick to start. What is in site-packages comes first; packs are opened when a module is not there.
+is quick to start. What is in site-packages comes first; packs are opened when a module is not there. A pack is code:
+the same files and folders are used as the hook of libraries uses (`native/packs.c`), by owner, rights and kind.
 """
 
-# ruff: noqa: PTH100, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH100, PTH116, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
     from zipfile import ZipFile
 
 _PREFIX = "python-"
+
+
+class _DistrustError(Exception):
+    """Why a file or folder is not used."""
+
+
+class _Trust:
+    """Whose files are used: those of who could change site-packages anyway."""
+
+    def __init__(self, site: str, named: str = "") -> None:
+        """`named` is a folder of TORCHTAILOR_PACK: its owner and the program's may own what is there, too."""
+        above = os.stat(site)
+        self._users = {0, above.st_uid, *((os.geteuid(), os.stat(named).st_uid) if named else ())}
+        self._groups = {above.st_gid} if above.st_mode & stat.S_IWGRP and not above.st_mode & stat.S_ISVTX else set()
+        self._named = bool(named)
+        self.check(above)
+
+    def check(self, info: os.stat_result) -> None:
+        if info.st_uid not in self._users:
+            raise _DistrustError("it belongs to another user")
+        writable = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and info.st_gid not in self._groups)
+        if writable and not self._named:
+            raise _DistrustError("other users may write to it")
+
+    def open(self, name: str, at: int | None = None, *, is_folder: bool = False) -> int:
+        """A plain file or a folder; links are not followed, and nothing waits for who writes into a pipe."""
+        kind = stat.S_ISDIR if is_folder else stat.S_ISREG
+        if not kind(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):  # opening a device may do something
+            raise _DistrustError("it is a link, or not a " + ("folder" if is_folder else "plain file"))
+        only = os.O_DIRECTORY if is_folder else os.O_NONBLOCK
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | only, dir_fd=at)
+        try:
+            self.check(os.fstat(file))
+        except _DistrustError:
+            os.close(file)
+            raise
+        return file
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 class _Loader(SourceFileLoader):
@@ -51,41 +94,62 @@ class MovedModules:
                 file = os.path.join(place, f"{last}.py")
                 inside = os.path.relpath(file, self._site).replace(os.sep, "/")
                 for pack, names in self._opened():
-                    if inside in names:
-                        self._say(name, str(pack.filename))
-                        spec = ModuleSpec(name, _Loader(name, file, pack.read(inside)), origin=file)
-                        spec.has_location = True
-                        return spec
+                    if inside not in names:
+                        continue
+                    try:
+                        source = pack.read(inside)
+                    except Exception as error:  # whatever zipfile raises for a file that was changed since
+                        self._refuse(str(pack.filename), error)
+                        continue
+                    self._say(name, str(pack.filename))
+                    spec = ModuleSpec(name, _Loader(name, file, source), origin=file)
+                    spec.has_location = True
+                    return spec
         return None
 
     def _opened(self) -> list[tuple[ZipFile, frozenset[str]]]:
         if self._packs is None:
-            from zipfile import BadZipFile, ZipFile
-
             self._packs = []
             own = os.path.basename(self._folder)
             named = [place for place in os.environ.get("TORCHTAILOR_PACK", "").split(":") if place]
             for folder in (self._folder, *named, *(os.path.join(place, own) for place in named)):
                 try:
-                    files = [name for name in sorted(os.listdir(folder)) if name.startswith(_PREFIX)]
-                except OSError:
-                    continue
-                for file in files:
-                    try:
-                        pack = ZipFile(os.path.join(folder, file))
-                    except (OSError, BadZipFile) as error:
-                        sys.stderr.write(f"torchtailor: {folder}/{file} cannot be read: {error}.\n")
+                    if folder != self._folder:
+                        self._packs += self._open_folder(os.path.realpath(folder), _Trust(self._site, folder))
                         continue
-                    self._packs.append((pack, frozenset(pack.namelist())))
+                    trust = _Trust(self._site)
+                    os.close(trust.open(os.path.dirname(folder), is_folder=True))
+                    self._packs += self._open_folder(folder, trust)
+                except FileNotFoundError:
+                    continue
+                except (OSError, _DistrustError) as error:
+                    self._refuse(folder, error)
         return self._packs
+
+    def _open_folder(self, folder: str, trust: _Trust) -> Iterator[tuple[ZipFile, frozenset[str]]]:
+        from zipfile import BadZipFile, ZipFile
+
+        at = trust.open(folder, is_folder=True)
+        try:
+            for name in sorted(name for name in os.listdir(at) if name.startswith(_PREFIX)):
+                path = os.path.join(folder, name)
+                try:
+                    pack = ZipFile(os.fdopen(trust.open(name, at), "rb"))
+                    pack.filename = path
+                    yield pack, frozenset(pack.namelist())
+                except (OSError, BadZipFile, _DistrustError) as error:
+                    self._refuse(path, error)
+        finally:
+            os.close(at)
+
+    def _refuse(self, path: str, error: Exception) -> None:
+        sys.stderr.write(_printable(f"torchtailor: {path} is not used: {error}.") + "\n")
 
     def _say(self, name: str, pack: str) -> None:
         again = any(getattr(finder, "said", False) for finder in sys.meta_path)  # this one, or another package's
         if not again and os.environ.get("TORCHTAILOR_QUIET", "0") in ("", "0"):
-            sys.stderr.write(
-                f"torchtailor: {name} was not imported when the program was recorded; it comes from {pack} "
-                "(TORCHTAILOR_QUIET=1 hides this line).\n"
-            )
+            line = f"torchtailor: {name} was not imported when the program was recorded; it comes from {pack} "
+            sys.stderr.write(_printable(line) + "(TORCHTAILOR_QUIET=1 hides this line).\n")
         self.said = True
 
 

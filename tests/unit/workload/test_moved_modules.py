@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,7 +115,78 @@ def test_a_pack_may_lie_elsewhere_and_a_damaged_one_is_named(site: Path, tmp_pat
     assert run(site, "import single; print(single.value)", TORCHTAILOR_PACK=str(other)).stdout == "7\n"
     pack.write_bytes(b"no zip")
     done = run(site, "import single")
-    assert "cannot be read" in done.stderr and "No module named 'single'" in done.stderr
+    assert "is not used" in done.stderr and "No module named 'single'" in done.stderr
+
+
+STRANGER = 12345
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def as_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def as_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_a_strangers(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(path, STRANGER, STRANGER)
+
+
+@pytest.mark.parametrize("spoil", [open_to_all, as_a_link, as_a_pipe, as_a_strangers])
+def test_a_pack_that_another_user_could_have_made_is_not_used(site: Path, spoil: Callable[[Path], None]) -> None:
+    moved(site)
+    (pack,) = site.glob("torchtailor-packs/demo/python-*.zip")
+    spoil(pack)
+    done = run(site, "import single")
+    assert f"{pack} is not used" in done.stderr and "No module named 'single'" in done.stderr
+
+
+@pytest.mark.parametrize("spoil", [open_to_all, as_a_link, as_a_strangers])
+@pytest.mark.parametrize("place", ["torchtailor-packs", "torchtailor-packs/demo"])
+def test_nor_is_one_in_a_folder_that_another_user_could_change(
+    site: Path, place: str, spoil: Callable[[Path], None]
+) -> None:
+    moved(site)
+    spoil(site / place)
+    done = run(site, "import single")
+    assert "is not used" in done.stderr and "No module named 'single'" in done.stderr
+
+
+def test_another_user_is_trusted_where_the_pack_was_named(site: Path, tmp_path: Path) -> None:
+    moved(site)
+    (pack,) = site.glob("torchtailor-packs/demo/python-*.zip")
+    other = tmp_path / "packs"
+    other.mkdir()
+    pack.rename(other / pack.name)
+    for path in (other, other / pack.name):
+        as_a_strangers(path)
+    program = "import single; print(single.value)"
+    assert run(site, program, TORCHTAILOR_PACK=str(other)).stdout == "7\n"
+    os.chown(other / pack.name, STRANGER + 1, 0)
+    assert "belongs to another user" in run(site, program, TORCHTAILOR_PACK=str(other)).stderr
+
+
+def test_a_pack_that_is_cut_off_while_the_program_runs_is_named(site: Path) -> None:
+    (site / "single.py").write_text(f"value = '{os.urandom(1 << 16).hex()}'")
+    moved(site)
+    program = """
+import glob, os
+from demo.sub import deep
+for pack in glob.glob(sys.argv[1] + "/torchtailor-packs/demo/*.zip"):
+    os.truncate(pack, 70)
+import single
+"""
+    done = run(site, program)
+    assert "is not used" in done.stderr and "No module named 'single'" in done.stderr
 
 
 def test_the_same_modules_give_the_same_pack(site: Path) -> None:
