@@ -181,12 +181,20 @@ def _refusal(command: str, name: str) -> UsageError:
 
 def say_elsewhere_chosen(given: ChosenCut, cut: Cut) -> None:
     """What was not written on the command line, and where it is from."""
-    from torchtailor.catalog.load import USER_FILE
     from torchtailor.cli.ui import err
 
     if cut.targets.source != "--gpu":
         err().print(f"Target {cut.targets}, from {cut.targets.source}.", markup=False)
-    if cut.nvidia and "nvidia" not in given.given:
+    say_standing(given)
+
+
+def say_standing(given: ChosenCut) -> None:
+    """The standing choices of torchtailor.toml that the command line does not change."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.catalog.load import USER_FILE
+    from torchtailor.cli.ui import err
+
+    if load_catalog().tailor.nvidia and "nvidia" not in given.given:
         err().print(f"--nvidia, from {USER_FILE}.", markup=False)
 
 

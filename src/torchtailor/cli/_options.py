@@ -36,6 +36,7 @@ Python = Annotated[list[str] | None, typer.Option(help="For this Python, such as
 Cuda = Annotated[str | None, typer.Option(help="Only builds with this CUDA, such as 13.2.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
+Report = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress bars.")]
 

@@ -112,6 +112,8 @@ def command(
     if on is not None and via in given:
         refuse_on_farms(_changed(given[via]))
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
+    if via == WHEEL and not json and not quiet:
+        _cut.say_standing(cut)
     planned = plan_build(
         *(variants or ()),
         method=via,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.cli._age import seconds_of
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.core.errors import UsageError
@@ -29,7 +30,7 @@ def main(context: typer.Context) -> None:
 
 @app.command("list", cls=GroupedCommand)
 def list_command(
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: _options.Json = False,
 ) -> None:
     """List wheels, partial downloads and cut wheels."""
     from torchtailor.cli import ui
@@ -62,7 +63,7 @@ def prune(
     older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 30d, 8w.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: _options.Json = False,
 ) -> None:
     """Remove what was not used for 30 days, or for --older-than."""
     from torchtailor.cli import ui

@@ -11,7 +11,7 @@ import typer
 from torchtailor.catalog.methods import WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import NoMatchError, UsageError
 
 if TYPE_CHECKING:
     from torchtailor.publish.ci.plan import CiPlan
@@ -165,8 +165,10 @@ def command(
             login=CiLogin(_one_of("--login", login, CiLogin)),
         ),
     )
-    if plan.package_path and not Path(plan.package_path).exists():
-        raise UsageError(f"--package {package}: there is nothing at that path.", "Run this in the repository's folder.")
+    named = {"--workload": cut.given.get("workload", ()), "--package": filter(None, [plan.package_path])}
+    for option, place in ((option, place) for option, places in named.items() for place in places):
+        if not Path(place).exists():
+            raise NoMatchError(f"{option}: {place} does not exist.", "Run this in the repository's folder.")
     printed = dry_run or out == _STDOUT
     path = Path(plan.row.path) if out is None or out == _STDOUT else out
     text = render_ci(plan, path.as_posix())

@@ -34,7 +34,7 @@ def command(
     find_links: _options.FindLinks = None,
     offline: _options.Offline = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A few lines for a pull request.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+    report: _options.Report = None,
     json: _options.Json = False,
 ) -> int:
     """Show where two artifacts differ in size; fail over a budget."""

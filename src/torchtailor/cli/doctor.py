@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def command(
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Import torch and run one kernel, to see whether it works.")
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: _options.Json = False,
 ) -> int:
     """Explain why torch does not run, a message, or a failed build."""
     import sys

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.core.errors import NoMatchError
 
 
@@ -15,8 +16,8 @@ def command(
         typer.Argument(metavar="VARIANT", help="Only attempts at variants of this name or glob, or their jobs."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many of the last attempts.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
-    jobs: Annotated[bool, typer.Option("--jobs", help="Jobs of builds on many machines, with their workers.")] = False,
+    json: _options.Json = False,
+    farm: Annotated[bool, typer.Option("--farm", help="Jobs of builds on many machines, with their workers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table for a report.")] = False,
 ) -> None:
     """Show every build attempt.
@@ -29,23 +30,23 @@ def command(
 
     rows: Any
     columns: Any
-    if jobs:
+    if farm:
         rows, columns = Ledger().jobs(variant=variant, limit=limit), JOB_COLUMNS
         none = "There are no jobs of"
     else:
         rows = Ledger().attempts(variant=variant, limit=limit)
         columns, none = attempt_columns(rows), "There are no attempts at"
     if variant and not rows:
-        everything = "torchtailor history --jobs" if jobs else "torchtailor history"
+        everything = "torchtailor history --farm" if farm else "torchtailor history"
         raise NoMatchError(f"{none} {variant!r}.", f"`{everything}` lists all.")
-    if json and jobs:
+    if json and farm:
         ui.print_json("history-jobs", LedgerJobs(rows))
     elif json:
         ui.print_json("history", Attempts(rows))
     elif markdown:
         ui.print_text(as_markdown(columns, rows))
     elif not rows:
-        ui.out().print("No jobs on many machines yet." if jobs else "No build attempts yet.")
+        ui.out().print("No jobs on many machines yet." if farm else "No build attempts yet.")
     else:
         cells = [[column.text(row) for column in columns] for row in rows]
         ui.out().print(ui.table([column.title for column in columns], cells, optional=("run", "ended")))

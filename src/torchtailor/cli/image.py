@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.image.result import ImageReport, ImageResult
 
 _PLACES = "Where images are"
-_SHOWN = 30  # libraries in the table; --json and --html list all
+_SHOWN = 30  # libraries in the table; --json and --report list all
 
 
 class Packing(StrEnum):
@@ -85,7 +84,7 @@ def command(
     jobs: _options.CutJobs = 0,
     dry_run: _options.CutDryRun = False,
     json: _options.Json = False,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+    report: _options.Report = None,
 ) -> None:
     """Cut a container image: in a registry, OCI layout or archive."""
     from torchtailor.cli.ui import ProgressBar, err, out, print_json
@@ -105,20 +104,20 @@ def command(
             "The archive and the JSON document would both go to standard output.",
             "Write the archive to a file, or leave out --json: the report then goes to standard error.",
         )
-    if html:
-        check_output(html)
+    if report:
+        check_output(report)
     packing = LayerCompression(compress.value) if compress else None
     options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia, attest)
     with ProgressBar(quiet=json) as bar:
-        report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
+        images = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:
-        print_json("image", report.document)
+        print_json("image", images.document)
     else:
-        _print(report, err() if to_pipe else out())
-    if html:
+        _print(images, err() if to_pipe else out())
+    if report:
         from torchtailor.verification.report.image_page import write_image_report
 
-        write_image_report(report, html)
+        write_image_report(images, report)
 
 
 def _print(report: ImageReport, console: Console) -> None:

@@ -45,7 +45,7 @@ def command(
         str, typer.Option("--filter", metavar="TEXT", help="With --kernels: names or architectures with this in them.")
     ] = "",
     top: Annotated[int, typer.Option("--top", min=1, help="With --kernels: so many rows.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: _options.Json = False,
 ) -> int:
     """Show the GPU code in libraries, wheels, environments, images."""
     from contextlib import ExitStack

@@ -46,6 +46,8 @@ def command(
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._progress import BuildDisplay
 
+    if not json and not quiet:
+        _cut.say_standing(cut)
     planned = plan_install(
         variant,
         into=into,

@@ -28,9 +28,9 @@ def command(
         list[str] | None, typer.Option(help="These Pythons instead of the release's usual one, or `all`.")
     ] = None,
     why: Annotated[
-        str | None, typer.Option(help="Explain whether this variant is possible, and how it is built.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+        bool, typer.Option("--why", help="Explain whether this one variant is possible, and how it is built.")
+    ] = False,
+    json: options.Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> int:
@@ -47,13 +47,14 @@ def command(
     catalog = load_catalog()
     say_if_old(catalog)
     matrix = Matrix(catalog)
-    if why is not None:
+    if why:
         from torchtailor.catalog.variants.why import explain
 
         version = options.only("--python", python)
-        if globs or gpu or cpu or csv or markdown or version == "all":
+        names = globs or []
+        if len(names) != 1 or gpu or cpu or csv or markdown or version == "all":
             raise UsageError("--why explains one name.", "Only --release, --python and --json can be combined with it.")
-        explanation = explain(matrix, why, release=options.only("--release", release), python=version)
+        explanation = explain(matrix, names[0], release=options.only("--release", release), python=version)
         print_json("matrix-why", explanation) if json else out().print(explanation.text, markup=False)
         return ExitCode.OK if explanation.possible or explanation.instead else ExitCode.IMPOSSIBLE
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.cli._age import seconds_of
 from torchtailor.core.errors import UsageError
 
@@ -78,12 +79,12 @@ def command(
         str | None,
         typer.Option("--flox", metavar="ORG", help="Publish to this Flox organisation.", rich_help_panel=_NIX),
     ] = None,
-    package: Annotated[
+    variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --flox: the variant's name.", rich_help_panel=_NIX)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Check, and show what would be done.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")] = False,
+    json: _options.Json = False,
+    quiet: _options.Quiet = False,
 ) -> None:
     """Add built variants to an index for others.
 
@@ -103,9 +104,9 @@ def command(
         )
     _refuse_without("--yank", bool(yank), {"--reason": reason})
     _refuse_without("--prune", prune, {"--keep": keep, "--grace": grace})
-    _refuse_without("--flox", flox is not None, {"--package": package})
+    _refuse_without("--flox", flox is not None, {"--variant": variant})
     if flox is not None:
-        _flox(dist, package, flox, dry_run=dry_run, json=json)
+        _flox(dist, variant, flox, dry_run=dry_run, json=json)
         return
     assert to is not None
     say = None if quiet or json else _say
@@ -208,13 +209,13 @@ def _list(to: str, *, json: bool) -> None:
     ui.out().print(ui.table(("generation", "time", "files", "change"), generations))
 
 
-def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
+def _flox(folder: Path, variant: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor.cli import ui
     from torchtailor.publish.flox import FloxCall, FloxPublished
 
-    if package is None:
-        raise UsageError("No Nix variant was given.", "Add --package with its name.")
-    call = FloxCall.for_variant(package, folder, organisation)
+    if variant is None:
+        raise UsageError("No Nix variant was given.", "Add --variant with its name.")
+    call = FloxCall.for_variant(variant, folder, organisation)
     if dry_run:
         call.check()
     else:

@@ -24,26 +24,17 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that has (or will have) .flox/pkgs.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, without doing it.")]
 OneRelease = Annotated[
     str | None, typer.Option("--release", help="The release to compare the tree with; detected by default.")
 ]
 
 
-class Format(Enum):
-    """How an audit is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-
-
 class Made(Enum):
     """What recipes make torch from."""
 
     SOURCE = "source"
-    WHEELS = "wheels"
+    WHEEL = "wheel"
 
 
 class BlasName(Enum):
@@ -69,16 +60,16 @@ def write(
     with_: Annotated[
         list[str] | None, typer.Option("--with", metavar="NAMES", help="Also torchvision,torchaudio, built on it.")
     ] = None,
-    from_: Annotated[
-        Made, typer.Option("--from", help="source: compile torch. wheels: cut the official ones; any release.")
+    via: Annotated[
+        Made, typer.Option("--via", help="source: compile torch. wheel: cut the official ones; any release.")
     ] = Made.SOURCE,
     nvidia: Annotated[
-        bool, typer.Option("--nvidia", help="With --from wheels: cut NVIDIA's libraries too; `help licences`.")
+        bool, typer.Option("--nvidia", help="With --via wheel: cut NVIDIA's libraries too; `help licences`.")
     ] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Also write the DGX Spark components and nightly.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite recipes that were changed by hand.")] = False,
     dry_run: DryRun = False,
-    json: Json = False,
+    json: _options.Json = False,
 ) -> None:
     """Write .flox/pkgs/NAME.nix for variants of the matrix, the manifest and a table of recipes.
 
@@ -94,9 +85,9 @@ def write(
 
     catalog = load_catalog()
     companions = _options.listed(with_)
-    wheels = WheelPins(catalog) if from_ is Made.WHEELS else None
+    wheels = WheelPins(catalog) if via is Made.WHEEL else None
     if wheels is None and nvidia:
-        raise UsageError("--nvidia is for --from wheels.", "Recipes from source compile for one GPU only.")
+        raise UsageError("--nvidia is for --via wheel.", "Recipes from source compile for one GPU only.")
     plans = plan_trees(
         catalog,
         folder,
@@ -121,14 +112,14 @@ def write(
 @app.command("check", cls=GroupedCommand, short_help="Audit a tree of recipes.")
 def check(
     folder: Folder,
-    format: Annotated[Format, typer.Option("--format", help="text, json or github (annotations).")] = Format.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     nix: Annotated[bool, typer.Option("--nix/--no-nix", help="Evaluate with Nix if it is installed.")] = True,
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", help="Skip a rule, such as variant-missing; may be repeated.")
     ] = None,
     release: OneRelease = None,
-    json: Json = False,
+    github: Annotated[bool, typer.Option("--github", help="Print annotations for a workflow on GitHub.")] = False,
+    json: _options.Json = False,
 ) -> None:
     """Audit a tree of recipes, generated or hand-written; exits with 6 if it fails."""
 
@@ -141,9 +132,9 @@ def check(
     with _working("Reading and evaluating recipes"):
         reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
     passed = all(report.passed(strict=strict) for report in reports)
-    if json or format is Format.JSON:
+    if json:
         ui.print_json("recipes-check", {"passed": passed, "trees": reports})
-    elif format is Format.GITHUB:
+    elif github:
         ui.print_text("".join(f"{line}\n" for line in github_lines(reports, Path())))
     else:
         _print(audit_lines(reports))
@@ -164,7 +155,7 @@ def migrate(
     diff: Annotated[bool, typer.Option("--diff/--no-diff", help="Show what changes in each recipe.")] = True,
     release: OneRelease = None,
     dry_run: DryRun = False,
-    json: Json = False,
+    json: _options.Json = False,
 ) -> None:
     """Migrate a hand-written tree to the canonical recipes; .flox/MIGRATION.md reports on every recipe."""
     from torchtailor.catalog import load_catalog
@@ -193,7 +184,7 @@ def hash_(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recipes; all by default.")] = None,
     tree: Annotated[Path, typer.Option("--tree", help="The folder that has .flox/pkgs.")] = Path(),
     dry_run: DryRun = False,
-    json: Json = False,
+    json: _options.Json = False,
 ) -> None:
     """Find missing hashes: run the fetch, read the hash from Nix's error, and write it into lock and recipes."""
     from torchtailor.catalog import load_catalog
@@ -224,7 +215,7 @@ def build(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where result links and logs go.")] = Path("dist"),
     dry_run: DryRun = False,
-    json: Json = False,
+    json: _options.Json = False,
 ) -> None:
     """Build recipes with Flox or Nix, several at a time; one that fails does not stop the others."""
     import shlex
@@ -260,7 +251,7 @@ def build(
 @app.command("rules", cls=GroupedCommand, short_help="List the rules of the audit.")
 def rules(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
-    json: Json = False,
+    json: _options.Json = False,
 ) -> None:
     """List the rules of the audit: what each looks for and how to fix it."""
     import sys

@@ -10,7 +10,7 @@ import typer
 
 from torchtailor.advise.recommendation.request import Workload
 from torchtailor.catalog.methods import Basis
-from torchtailor.cli._options import method_names, only
+from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def command(
     cpu: Annotated[str | None, typer.Option(help="The CPU by name: zen4, Graviton3, i9-12900K.")] = None,
     driver: Annotated[str | None, typer.Option(help="The NVIDIA driver's version: 570.26.")] = None,
     jetpack: Annotated[str | None, typer.Option(help="The JetPack of a Jetson: 6.2, 7.2.")] = None,
-    workload: Annotated[Workload, typer.Option(help="What the CPU mostly has to do.")] = Workload.GENERAL,
+    workload: Annotated[Workload, typer.Option("--cpu-work", help="What the CPU mostly has to do.")] = Workload.GENERAL,
     python: Annotated[
         list[str] | None,
         typer.Option(help="The Python; by default the environment's, or 3.13 for another machine."),
@@ -46,11 +46,13 @@ def command(
     via: Annotated[
         str | None,
         typer.Option(
-            metavar="wheel|source|nix", autocompletion=method_names, help="Only this build method; wheel is preferred."
+            metavar="wheel|source|nix",
+            autocompletion=_options.method_names,
+            help="Only this build method; wheel is preferred.",
         ),
     ] = None,
     explain: Annotated[bool, typer.Option("--why", help="Also list what else runs, and what was rejected.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: _options.Json = False,
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
     from torchtailor.advise.host.store import load
@@ -65,7 +67,7 @@ def command(
     say_if_old(catalog)
     here = source is None and not gpu and cpu is None
     environment = into or (active_environment() if here else None)
-    version, wanted = only("--python", python), only("--release", release)
+    version, wanted = _options.only("--python", python), _options.only("--release", release)
     choices = (version, wanted, via, driver, jetpack)
     found_by_install = here and choices == (None,) * len(choices) and workload is Workload.GENERAL
     if version is None and environment is not None:

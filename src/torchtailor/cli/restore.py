@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode
 
 
@@ -15,7 +16,7 @@ def command(
         Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: _options.Json = False,
 ) -> int:
     """Undo a cut in place, or print how to reinstall."""
     from torchtailor.cli.ui import ProgressBar, human_bytes, out, print_json

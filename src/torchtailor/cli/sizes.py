@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,7 +37,7 @@ def command(
     index_strategy: _options.IndexStrategy = None,
     find_links: _options.FindLinks = None,
     offline: _options.Offline = False,
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+    report: _options.Report = None,
     json: _options.Json = False,
 ) -> None:
     """Show where bytes are, or how a project grew by release."""

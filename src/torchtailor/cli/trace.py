@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def show_command(
         Path | None,
         typer.Option(help="Write one self-contained HTML page to this file, with the traces side by side."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: _options.Json = False,
 ) -> None:
     """Show what was used of each library."""
     from torchtailor.cli.record import show
@@ -41,7 +42,7 @@ def merge_command(
         typer.Argument(metavar="INPUT", help="Traces, folders that TORCHTAILOR_RECORD named, and misses.tsv files."),
     ],
     output: Annotated[Path, typer.Option("--out", "-o", metavar="TRACE", help="The trace to write.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: _options.Json = False,
 ) -> None:
     """Make one trace of several, or of what processes recorded."""
     from torchtailor.cli.record import show

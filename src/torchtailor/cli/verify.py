@@ -52,9 +52,9 @@ def command(
             metavar="FOLDER", help="Import and run it in this system, such as a bare Debian, instead of this machine's."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: _options.Json = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+    report: _options.Report = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from torchtailor.core.disk import expand_home
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.urls import local_path, redact
 
 _PORTS = {"http": 80, "https": 443}
@@ -77,7 +77,7 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
         raise UsageError(f"{origin} has {redact(text)!r}, which is neither a URL nor a path.")
     path = (directory / expand_home(text)).resolve()
     if origin.startswith("--") and not path.exists():
-        raise UsageError(f"{origin} names {redact(text)!r}, which is neither a URL nor an existing path.")
+        raise NoMatchError(f"{origin}: {redact(text)} does not exist.", "Give a URL, or what is there.")
     return IndexLocation(path.as_uri(), kind, origin)
 
 

@@ -119,7 +119,7 @@ def _own_cpu_or_unknown(catalog: Catalog, gpus: tuple[str, ...]) -> bool:
 
 def _choices(query: Query) -> list[str]:
     words = ["--python", query.python] if query.python else []
-    words += ["--workload", query.workload] if query.workload != "general" else []
+    words += ["--cpu-work", query.workload] if query.workload != "general" else []
     words += ["--release", query.release] if query.release else []
     return [*words, *(["--via", query.method] if query.method else [])]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torchtailor.advise.host.targets import read_gpus
 from torchtailor.catalog import Capability, Catalog, load_catalog
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.progress import Progress
 from torchtailor.core.version import __version__
 from torchtailor.trees.artifact.artifact import Artifact, open_artifact
@@ -45,6 +45,8 @@ def verify(
         raise UsageError("--level static starts nothing, so --root has no effect.", "Omit one of them.")
     if root is not None and asked is None:
         asked = Level.IMPORT  # to be imported there is why it was named
+    if python is not None and root is None and not python.exists():
+        raise NoMatchError(f"{python} does not exist.", "Give the path of a Python: .venv/bin/python.")
     catalog = catalog or load_catalog()
     progress = progress or Progress()
     artifact = path if isinstance(path, Artifact) else open_artifact(Path(path))

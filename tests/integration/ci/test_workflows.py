@@ -149,7 +149,7 @@ def test_jobs_take_what_others_built_from_the_store(shell: Shell) -> None:
 
 
 def _jobs_that_ran(shell: Shell) -> list[str]:
-    jobs = json.loads(shell.torchtailor("history", "--jobs", "--json").stdout)["jobs"]
+    jobs = json.loads(shell.torchtailor("history", "--farm", "--json").stdout)["jobs"]
     return sorted(job["label"] for job in jobs if job["result"] == "done")
 
 

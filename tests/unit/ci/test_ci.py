@@ -463,8 +463,8 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--timeout", "361", "--runner", "x86_64=mine"], 0, ""),
         (
             ["sm90-avx2", "--package", "./nofolder"],
-            ExitCode.USAGE,
-            "--package ./nofolder: there is nothing at that path",
+            ExitCode.NO_MATCH,
+            "--package: nofolder does not exist",
         ),
         (["sm90-avx2", "--package", "git+https://x/y@v1; echo"], ExitCode.USAGE, "a space or a semicolon"),
         (["sm90-avx2", "--package", "torchtailor==1;echo"], ExitCode.USAGE, "a space or a semicolon"),

@@ -141,6 +141,25 @@ def test_it_has_its_effect_or_is_refused_with_its_reason(
     assert {name: value for name, value in chosen(document).items() if name in expected} == expected
 
 
+@pytest.mark.parametrize("command", ["tailor", "image", "build", "install"])
+@pytest.mark.parametrize("written", ["", "--nvidia", "--no-nvidia"])
+def test_what_a_file_chooses_is_said(
+    command: str,
+    written: str,
+    index: Site,
+    image: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "libx.so").write_bytes(FAT)
+    (tmp_path / "torchtailor.toml").write_text("[tailor]\nnvidia = true\n")
+    words = [word for word in line(command, "strip", index, image) if word != "--json"]
+    assert main([*words, *filter(None, [written])]) == ExitCode.OK
+    assert ("--nvidia, from torchtailor.toml." in capsys.readouterr().err) is (not written)
+
+
 def test_what_is_refused_is_read_but_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
         shown = {one.opts[0] for one in load_command(command).params if not getattr(one, "hidden", False)}

@@ -265,17 +265,17 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert main([*words, "--json"]) == 0
     capsys.readouterr()
     for more in ([], [NAME], ["sm90-avx512"], ["sm{80,90}-*"], [NAME, "--markdown"]):
-        assert main(["history", "--jobs", *more]) == 0
+        assert main(["history", "--farm", *more]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "cut torch for 9.0" in shown and "found in the store" in shown
     assert "| pack " in shown
-    for more in ([], ["--jobs"], ["--json"], ["--jobs", "--markdown"]):
+    for more in ([], ["--farm"], ["--json"], ["--farm", "--markdown"]):
         assert main(["history", "avx512", *more]) == ExitCode.NO_MATCH
         assert "of 'avx512'" in (said := capsys.readouterr().err) or "at 'avx512'" in said
     for name in ("sm90-avx512", NAME.replace("pytorch28", "pytorch"), NAME):
         assert main(["history", name]) == 0
         assert "found in the store" in " ".join(capsys.readouterr().out.split())
-    assert main(["history", "--jobs", NAME, "--json"]) == 0
+    assert main(["history", "--farm", NAME, "--json"]) == 0
     jobs = json.loads(capsys.readouterr().out)["jobs"]
     assert [job["result"] for job in jobs] == ["done"] * 9 + ["found"] * 2
     assert all(job["variants"] == [NAME] for job in jobs)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pip
 import pytest
 
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.urls import redact
 from torchtailor.fetch import pipconfig
 from torchtailor.fetch.locations import LocationKind
@@ -158,7 +158,7 @@ def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
 def test_bad_addresses_and_paths(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not http, https or file"):
         read(tmp_path, index_url="ftp://me:secret@host/simple")
-    with pytest.raises(UsageError, match="neither a URL nor an existing path"):
+    with pytest.raises(NoMatchError, match="--find-links: nowhere does not exist"):
         read(tmp_path, find_links=["nowhere"])
     (tmp_path / "here").mkdir()
     assert read(tmp_path, find_links=["here"]).sources[0].local_path == tmp_path / "here"

@@ -200,11 +200,11 @@ def test_the_command_says_it_in_three_formats(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert ".flox/pkgs/pytorch-python313-cuda13_0-sm110-armv9.nix:9: error: nixpkgs is pinned to fe5e41d7ffc0" in text
     assert "How to fix:" in text
-    assert main([*arguments, "--format", "json"]) == ExitCode.CHECK_FAILED
+    assert main([*arguments, "--json"]) == ExitCode.CHECK_FAILED
     document = json.loads(capsys.readouterr().out)
     assert document["passed"] is False
     assert set(document["trees"][0]["findings"][0]) == {"rule", "severity", "file", "line", "message", "fix"}
-    assert main([*arguments, "--format", "github"]) == ExitCode.CHECK_FAILED
+    assert main([*arguments, "--github"]) == ExitCode.CHECK_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith(("::error file=", "::warning file=", "::notice file=")) for line in lines)
 

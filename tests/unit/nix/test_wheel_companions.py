@@ -19,7 +19,7 @@ NAME = "pytorch-python313-cuda12_8-sm90-avx512"
 
 
 def write(catalog: Catalog, root: Path, *siblings: str) -> str:
-    """One call of `recipes write --from wheels --with`, and the recipe after it."""
+    """One call of `recipes write --via wheel --with`, and the recipe after it."""
     with serve(Site()) as site:
         site.content |= html_index(stack.packages())
         source = IndexLocation(f"{site.url}/simple", LocationKind.INDEX, "test")

@@ -79,7 +79,7 @@ def test_an_archive_in_a_pipe_is_nothing_else(
 
 def test_a_page_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str) -> None:
     for page, expected in ((tmp_path, ExitCode.USAGE), (Path("/proc/page.html"), ExitCode.ENVIRONMENT)):
-        code, _, _ = run(capsys, "image", source, f"oci:{tmp_path}/cut:x", "--gpu", "9.0", "--html", page)
+        code, _, _ = run(capsys, "image", source, f"oci:{tmp_path}/cut:x", "--gpu", "9.0", "--report", page)
         assert code == expected
         assert not (tmp_path / "cut").exists()
 
@@ -109,7 +109,7 @@ def test_html(capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes) ->
     name = "</script><b>&lib.so"
     source = stock(tmp_path / "stock", [tar_of({**package(fat), name: fat})])
     page = tmp_path / "page.html"
-    code, _, _ = run(capsys, "image", source, f"oci:{tmp_path}/cut:x", "--gpu", "9.0", "--html", page)
+    code, _, _ = run(capsys, "image", source, f"oci:{tmp_path}/cut:x", "--gpu", "9.0", "--report", page)
     assert code == ExitCode.OK
     parsed = _Page()
     parsed.feed(page.read_text())

@@ -357,7 +357,7 @@ def test_a_login_is_not_printed(index: Path, workshop: Workshop, capsys: pytest.
         ("--to X --grace 2d", "--grace is for --prune alone."),
         ("--to X --reason slow", "--reason is for --yank alone."),
         ("--to X --unyank torch==2.8.0 --reason slow", "--reason is for --yank alone."),
-        ("--to X --package sm90", "--package is for --flox alone."),
+        ("--to X --variant sm90", "--variant is for --flox alone."),
         ("--to X --flox ORG", "Give either --to or --flox."),
         ("", "No destination was given."),
     ],

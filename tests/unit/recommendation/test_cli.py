@@ -67,7 +67,7 @@ def test_recommend_from_standard_input(
 
 
 def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--cpu", "zen4", "--driver", "570.26", "--workload", "int8-inference", "--python", "3.12", "--json"]
+    arguments = ["--cpu", "zen4", "--driver", "570.26", "--cpu-work", "int8-inference", "--python", "3.12", "--json"]
     assert main(["recommend", "--gpu", "RTX 4090", *arguments]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["best"]["name"] == "pytorch-python312-cuda12_6-sm89-avx512vnni"
@@ -130,7 +130,7 @@ def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(caps
         (["recommend", "--gpu", "Foo"], ExitCode.NO_MATCH, "No GPU is known as 'Foo'"),
         (["recommend", "--cpu", "zen4", "--python", "3.7"], ExitCode.NO_MATCH, "Supported are 3.8, 3.9, 3.10"),
         (["recommend", "--cpu", "zen4", "--release", "1.0"], ExitCode.NO_MATCH, "No release is called '1.0'"),
-        (["recommend", "--workload", "mining"], ExitCode.USAGE, "workload"),
+        (["recommend", "--cpu-work", "mining"], ExitCode.USAGE, "cpu-work"),
         (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),
         (["recommend", "--from", "/nonexistent"], ExitCode.NO_MATCH, "does not exist"),
         (["detect", "--from", "/nonexistent"], ExitCode.NO_MATCH, "does not exist"),

@@ -19,7 +19,7 @@ from torchtailor.building.source.folders import Folders
 from torchtailor.catalog import Capability
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.disk import copy_file, expand_home, hash_file, locked, new_folder
-from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, NoMatchError
 from torchtailor.core.trust import no_option
 from torchtailor.core.urls import redact
 
@@ -64,8 +64,8 @@ class TorchSource:
         url, ref = _split_ref(text)
         if _GIT.fullmatch(url):
             return cls(SourceOrigin.GIT, url, no_option(ref, "The ref of --source") if ref else "HEAD")
-        raise UsageError(
-            f"{text!r} is not a source: neither a folder nor a tarball nor a git URL.",
+        raise NoMatchError(
+            f"{text!r} does not exist, and is no git URL.",
             "Give DIR, FILE.tar.gz or https://.../pytorch.git@v2.10.0.",
         )
 

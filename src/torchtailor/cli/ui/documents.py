@@ -65,7 +65,7 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "site": ("`site --json`", "site.pages:SiteDocument"),
     "catalog-update": ("`catalog update --json`", "fetch.upkeep.update:CatalogUpdateDocument"),
     "history": ("`history --json`", "building.ledger.ledger:Attempts"),
-    "history-jobs": ("`history --jobs --json`", "building.ledger.ledger:LedgerJobs"),
+    "history-jobs": ("`history --farm --json`", "building.ledger.ledger:LedgerJobs"),
     "cache": ("`cache list --json`", "fetch.cache:CacheListing"),
     "cache-prune": ("`cache prune --json`", "fetch.cache:CachePruned"),
     "doctor": ("`doctor --json`", "verification.doctor:DoctorReport"),

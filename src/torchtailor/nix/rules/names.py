@@ -280,7 +280,7 @@ def _inherits_torch(recipe: Recipe) -> bool:
     "wheel-target",
     Severity.ERROR,
     "a recipe from wheels with a wheel of torch for another Python than the file name's",
-    "Write it again: `torchtailor recipes write --from wheels`.",
+    "Write it again: `torchtailor recipes write --via wheel`.",
 )
 def wheel_target(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     variant = recipe.variant

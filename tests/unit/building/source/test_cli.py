@@ -33,7 +33,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*BUILD, "--skip-check", "luck"], ExitCode.USAGE, "There is no check 'luck'"),
         ([*BUILD, "--skip-check", "luck", "--dry-run"], ExitCode.USAGE, "There is no check 'luck'"),
         ([*BUILD, "--set", "CXXFLAGS=-O2 -march=native", "--dry-run"], ExitCode.USAGE, "cannot add -march=native"),
-        ([*BUILD, "--source", "no/such/thing"], ExitCode.USAGE, "is not a source"),
+        ([*BUILD, "--source", "no/such/thing"], ExitCode.NO_MATCH, "does not exist, and is no git URL"),
         (["build", f"cpu-{ISA}", "--set", "USE_X=1"], ExitCode.USAGE, "Use --via source"),
         (["doctor", "--last"], ExitCode.NO_MATCH, "No build has left a log"),
         (["doctor", "a.log", "--last"], ExitCode.USAGE, "either MESSAGE|LOG or --last"),
