@@ -1,17 +1,20 @@
 """Cuts the pages that a workload did not touch out of a library, for its pack to map them back when it is loaded.
 
 Addresses stay. Each segment that is not writable becomes a row of pieces: touched ("hot") ones with their bytes, and
-others ("cold") with none and without access, which still belong to the library for whoever asks the program headers
-whose an address is. One segment is added behind all others, with the program headers, what the library says of its
-pages (`workload/host_table.py`), the tables of the dynamic linker that grow by one entry, and a few instructions that
-are its first to run: they call the hook, which maps the pack over the cold pieces. This comes last: `strip` and
-`patchelf` do not know such a file.
+others ("cold") with none. The loader maps only what it reads itself; the rest of a segment is one program header
+without bytes and without access, which says whose the addresses are: each piece would cost every start a system call or
+two, and all who look through program headers their time. One segment is added behind all others, with the program
+headers, what the library says of its pages (`workload/host_table.py`), the tables of the dynamic linker that grow, and
+a few instructions that call the hook: as the last relocation (the resolver of an IRELATIVE one), before anything of
+this library or of others that are loaded with it runs, and again at its start, for programs that are started with it:
+the hook can read its settings only then. The hook maps the pack over the segments; without a raw one, the hot pieces
+from the file. This comes last: `strip` and `patchelf` do not know such a file.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchtailor.code.binary.elf import ElfFile
@@ -60,13 +63,15 @@ _EXECUTE, _WRITE, _READ = 1, 2, 4
 _TEXTREL, _FLAGS, _INIT = 22, 30, 12
 _TEXTREL_FLAG = 4
 _GLOB_DAT = {ElfMachine.X86_64: 6, ElfMachine.AARCH64: 1025}
+_IRELATIVE = {ElfMachine.X86_64: 37, ElfMachine.AARCH64: 1032}
 _GLOBAL_FUNCTION = 0x12
 _GLOBAL_VERSION = 1
 _WORD = 8
 _PAGE_BITS = 12  # of the instruction adrp
 _CODE_ALIGNMENT = 16
 _CODE_SIZE = 64
-_MOST_PIECES = 1 << 14  # that the hook reads
+_AGAIN = 1  # added to the address of the table in the second call
+_MOST_PIECES = 1 << 16  # that the hook reads
 
 
 class NotPagedError(Exception):
@@ -87,7 +92,7 @@ class WantedPages:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The tables that grow by an entry for the hook's function, as sections; None where the library has none."""
+    """The tables that grow by entries for the hook's function, as sections; None where the library has none."""
 
     symbols: Section
     strings: Section
@@ -115,6 +120,7 @@ class PagePlan:
     segments: tuple[tuple[Segment, Span], ...]  # those with cold runs, and what a pack covers of each
     cold: tuple[Span, ...]
     gone: tuple[Span, ...]  # of the cold ones, those that held tables which have moved
+    fixed: tuple[Span, ...]  # what the loader itself maps
     wanted: WantedPages
 
     @property
@@ -131,6 +137,13 @@ class PagePlan:
         """Pieces that the file has."""
         return sum(bool(piece.file_size) for piece in _pieces(self))
 
+    def by_hook(self, piece: SegmentPiece) -> bool:
+        """Whether the hook maps a piece, from the pack or from the file."""
+        if _is_cold(piece):
+            return True
+        inside = any(cover.start < piece.end and piece.address < cover.end for _, cover in self.segments)
+        return inside and not any(span.start < piece.end and piece.address < span.end for span in self.fixed)
+
     @classmethod
     def of(cls, elf: ElfFile, wanted: WantedPages) -> PagePlan:
         """The plan, or NotPagedError."""
@@ -142,7 +155,8 @@ class PagePlan:
             if table.memory_end // page * page > align_up(table.address, page)
         ]
         gone = merge(gone) if gone else []
-        hot = _hot(elf, tables, wanted, page)
+        fixed = _fixed(elf, tables, wanted, page)
+        hot = merge([*fixed, *_pages((Span(*run) for run in wanted.touched), page)])
         cold: list[Span] = []
         segments: list[tuple[Segment, Span]] = []
         for load in elf.loads:
@@ -159,7 +173,7 @@ class PagePlan:
                 inside = [Span(max(run.start, part.start), min(run.end, part.end)) for run in runs]
                 cold += (inside := [run for run in inside if run.size > 0])
                 segments += [(load, part)] if inside else []
-        plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), wanted)
+        plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), tuple(fixed), wanted)
         if plan.saved < WORTH:
             raise NotPagedError("less than a megabyte of it was not touched")
         return plan
@@ -206,11 +220,10 @@ def _checked_page(elf: ElfFile) -> int:
     return page
 
 
-def _hot(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[Span]:
-    """The addresses that stay in the file, as whole pages."""
+def _fixed(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[Span]:
+    """The addresses that stay in the file whatever was touched, as whole pages."""
     moved = {section.index for section in tables.all}
-    spans = [Span(start, end) for start, end in wanted.touched]
-    spans += [Span(load.address, load.address + 1) for load in elf.loads[:1]]
+    spans = [Span(load.address, load.address + 1) for load in elf.loads[:1]]
     table = elf.address_of(elf.header.segment_table_offset)
     for section in elf.sections:
         if not (section.allocated and section.in_file) or section.index in moved:
@@ -228,6 +241,10 @@ def _hot(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> list[
         for s in elf.segments
         if s.memory_size and s.type in (SegmentType.NOTE, SegmentType.TLS, SegmentType.DYNAMIC)
     ]
+    return _pages(spans, page)
+
+
+def _pages(spans: Iterable[Span], page: int) -> list[Span]:
     return merge(Span(span.start // page * page, align_up(span.end, page)) for span in spans)
 
 
@@ -341,34 +358,41 @@ class _Writing:
         if len(entries) + len(new_tags) >= room.file_size // DYNAMIC_ENTRY.size:
             slot = None
         others = tuple(s for s in elf.segments if s.type not in (SegmentType.LOAD, SegmentType.PHDR))
-        count = 1 + len(old) + (2 if slot is None else 1) + len(others) + 1
-        if count > _MOST_PIECES:
+        count = 1 + len(_loads(plan, old)) + (2 if slot is None else 1) + len(others) + 1
+        if len(old) > _MOST_PIECES:
             raise NotPagedError("it would be in too many pieces")
         addition = _Addition(align_up(max(load.memory_end for load in elf.loads) + 2 * _WORD, page))
         headers_at = addition.add(bytes(count * PROGRAM_HEADER.size))
         note_at = align_up(addition.end, _WORD)
+        table_at = note_at + NOTE_HEADER.size + len(NOTE_OWNER)
+        *stay, behind = place([*(p for p in old if not _is_cold(p)), _new_piece(_READ, addition.start, page, page)])
         table = HostTable(
             plan.wanted.identity,
-            note_at + NOTE_HEADER.size + len(NOTE_OWNER),
+            table_at,
+            behind.offset + table_at - addition.start,
             page,
             tuple(
                 PagedSegment(cover.start, cover.size, key, _flags(load, cover, plan))
                 for (load, cover), key in zip(plan.segments, keys, strict=True)
             ),
             tuple((span.start, span.end) for span in _needed(plan)),
+            tuple((piece.address, piece.end, piece.offset) for piece in stay if plan.by_hook(piece)),
             pack,
             where,
         )
         addition.add(table.note(), alignment=_WORD)
         new = _grown_tables(plan, addition, strings, function)
         code_at = align_up(addition.end, _CODE_ALIGNMENT)
-        writable_at = align_up(code_at + _CODE_SIZE, page)
+        early_at = code_at + _CODE_SIZE
+        writable_at = align_up(early_at + _CODE_SIZE, page)
         slot_at = writable_at if slot is None else slot
         init = elf.dynamic_value(_INIT)
-        addition.add(_first_code(elf.machine, code_at, table.address, slot_at, init).ljust(_CODE_SIZE, b"\0"))
+        for at, given, then in ((code_at, table_at + _AGAIN, init), (early_at, table_at, None)):
+            addition.add(_first_code(elf.machine, at, given, slot_at, then).ljust(_CODE_SIZE, b"\0"))
         number = tables.symbols.size // SYMBOL.size
-        rows = addition.contents[new[DynamicTag.RELA]][: -RELA.size]
-        addition.contents[new[DynamicTag.RELA]] = rows + RELA.pack(slot_at, number << 32 | _GLOB_DAT[elf.machine], 0)
+        rows = addition.contents[new[DynamicTag.RELA]][: -2 * RELA.size]
+        rows += RELA.pack(slot_at, number << 32 | _GLOB_DAT[elf.machine], 0)
+        addition.contents[new[DynamicTag.RELA]] = rows + RELA.pack(slot_at, _IRELATIVE[elf.machine], early_at)
         values = {**new, _INIT: code_at}
         listed = [(tag, values.pop(tag, value)) for tag, value in entries]
         data = b"".join(DYNAMIC_ENTRY.pack(*entry) for entry in (*listed, *sorted(values.items())))
@@ -415,7 +439,7 @@ class _Writing:
 
     def _program_headers(self, addresses: AddressMap) -> bytes:
         rows: list[tuple[int, ...]] = []
-        for piece in self.pieces:
+        for piece in _loads(self.plan, self.pieces):
             flags = 0 if _is_cold(piece) else piece.segment.flags
             where = (piece.offset, piece.address, piece.address)
             rows.append((SegmentType.LOAD, flags, *where, piece.file_size, piece.memory_size, piece.alignment))
@@ -518,7 +542,10 @@ def _pieces(plan: PagePlan) -> list[SegmentPiece]:
             pieces.append(SegmentPiece(load, load.address, load.file_size, load.memory_size, load.alignment))
             continue
         whole = Span(load.address // plan.page * plan.page, align_up(end, plan.page))
-        for span in sorted([*subtract([whole], inside), *inside]):
+        covers = [cover for segment, cover in plan.segments if segment is load]
+        hot = subtract([whole], inside)
+        outside = subtract(hot, covers)
+        for span in sorted([*outside, *(part for cover in covers for part in _within(hot, cover)), *inside]):
             alignment = load.alignment if load is plan.elf.loads[0] and not pieces else plan.page
             if span in inside:
                 pieces.append(SegmentPiece(load, span.start, 0, span.size, plan.page))
@@ -526,6 +553,29 @@ def _pieces(plan: PagePlan) -> list[SegmentPiece]:
             start, last = max(span.start, load.address), min(span.end, end)
             pieces.append(SegmentPiece(load, start, last - start, last - start, alignment))
     return pieces
+
+
+def _within(spans: Sequence[Span], whole: Span) -> list[Span]:
+    inside = (Span(max(span.start, whole.start), min(span.end, whole.end)) for span in spans)
+    return [span for span in inside if span.size > 0]
+
+
+def _loads(plan: PagePlan, pieces: Sequence[SegmentPiece]) -> list[SegmentPiece]:
+    """What the loader maps: pieces with their bytes, and one without any for what the hook maps between them, that lies
+    in one segment of the pack."""
+    starts = {cover.start for _, cover in plan.segments}
+    loads: list[SegmentPiece] = []
+    for piece in pieces:
+        if not plan.by_hook(piece):
+            loads.append(piece)
+            continue
+        start, end = piece.address // plan.page * plan.page, align_up(piece.address + piece.memory_size, plan.page)
+        last = loads[-1] if loads else None
+        if last and _is_cold(last) and last.address + last.memory_size == start and start not in starts:
+            loads[-1] = replace(last, memory_size=end - last.address)
+        else:
+            loads.append(SegmentPiece(piece.segment, start, 0, end - start, plan.page))
+    return loads
 
 
 class _Strings:
@@ -540,7 +590,8 @@ class _Strings:
 
 
 def _grown_tables(plan: PagePlan, addition: _Addition, strings: _Strings, function: int) -> dict[int, int]:
-    """Add the tables with an entry more; the last relocation is not known yet. Returns the dynamic entries of them."""
+    """Add the tables with their new entries; the last two relocations are not known yet. Returns their dynamic
+    entries."""
     elf, tables = plan.elf, plan.tables
     symbols = bytes(elf.content(tables.symbols)) + SYMBOL.pack(function, _GLOBAL_FUNCTION, 0, 0, 0, 0)
     new: dict[int, int] = {DynamicTag.SYMTAB: addition.add(symbols, tables.symbols)}
@@ -548,8 +599,8 @@ def _grown_tables(plan: PagePlan, addition: _Addition, strings: _Strings, functi
         versions = bytes(elf.content(tables.versions)) + struct.pack("<H", _GLOBAL_VERSION)
         new[DynamicTag.VERSYM] = addition.add(versions, tables.versions)
     rows = bytes(elf.content(tables.relocations)) if tables.relocations else b""
-    new[DynamicTag.RELA] = addition.add(rows + bytes(RELA.size), tables.relocations)
-    new |= {DynamicTag.RELASZ: len(rows) + RELA.size, DynamicTag.RELAENT: RELA.size}
+    new[DynamicTag.RELA] = addition.add(rows + bytes(2 * RELA.size), tables.relocations)
+    new |= {DynamicTag.RELASZ: len(rows) + 2 * RELA.size, DynamicTag.RELAENT: RELA.size}
     return new | {DynamicTag.STRTAB: addition.add(strings.data, tables.strings), DynamicTag.STRSZ: len(strings.data)}
 
 
@@ -589,7 +640,7 @@ def _spare_word(elf: ElfFile, page: int) -> int | None:
 
 def _first_code(machine: ElfMachine, at: int, table: int, slot: int, then: int | None) -> bytes:
     """Instructions for an address: call what the slot names with the address of the table, and go on to the
-    initialiser that the library had, with the arguments that it would have had."""
+    initialiser that the library had, with the arguments that it would have had; else return what was returned."""
     if machine is ElfMachine.X86_64:
         code = bytearray(b"\xf3\x0f\x1e\xfa\x57\x56\x52")  # endbr64; push %rdi, %rsi, %rdx
         code += b"\x48\x8d\x3d" + struct.pack("<i", table - (at + len(code) + 7))  # lea table(%rip), %rdi
@@ -611,10 +662,10 @@ def _first_code(machine: ElfMachine, at: int, table: int, slot: int, then: int |
     words.append(page_of(16, slot))
     words.append(0xF9400000 | low(slot) // _WORD << 10 | 16 << 5 | 16)  # ldr x16, [x16, :lo12:slot]
     words.append(0xD63F0200)  # blr x16
-    words += [0xA94107E0, 0xF94013E2, 0xA8C37BFD]  # ldp x0, x1; ldr x2; ldp x29, x30, [sp], #48
     if then is None:
-        words.append(0xD65F03C0)  # ret
+        words += [0xA8C37BFD, 0xD65F03C0]  # ldp x29, x30, [sp], #48; ret
     else:
+        words += [0xA94107E0, 0xF94013E2, 0xA8C37BFD]  # ldp x0, x1; ldr x2; ldp x29, x30, [sp], #48
         words.append(page_of(16, then))
         words.append(0x91000000 | low(then) << 10 | 16 << 5 | 16)
         words.append(0xD61F0200)  # br x16

@@ -17,10 +17,10 @@ from torchtailor.core.errors import BadInputError
 NOTE_OWNER = b"torchtailor\0"
 NOTE_TYPE = 1
 NOTE_HEADER = struct.Struct("<III")
-_HEAD = struct.Struct("<16sQIIII")
+_HEAD = struct.Struct("<16sQQIIIII4x")
 _SEGMENT = struct.Struct("<QQ16sQ")
 _RUN = struct.Struct("<QQ")
-_MOST = 1 << 16  # segments or runs
+_PIECE = struct.Struct("<QQQ")
 
 
 class SegmentFlag(IntFlag):
@@ -51,25 +51,27 @@ class HostTable:
 
     identity: str  # of the library, as traces have it
     address: int  # of this table
+    offset: int  # of this table in the file
     page: int
     segments: tuple[PagedSegment, ...]
     cold: tuple[tuple[int, int], ...]  # (start, end)
+    hot: tuple[tuple[int, int, int], ...]  # the pieces that the hook maps from the file: (start, end, offset)
     pack: str  # the name of its pack
     place: str  # the folder of the pack, from the library's
 
     def to_bytes(self) -> bytes:
-        head = _HEAD.pack(
-            bytes.fromhex(self.identity), self.address, self.page, len(self.segments), len(self.cold), self.size
-        )
+        counts = (len(self.segments), len(self.cold), len(self.hot), self.size)
+        head = _HEAD.pack(bytes.fromhex(self.identity), self.address, self.offset, self.page, *counts)
         rows = [_SEGMENT.pack(one.address, one.size, one.key, one.flags) for one in self.segments]
-        runs = [_RUN.pack(*run) for run in self.cold]
-        return b"".join([head, *rows, *runs, self.pack.encode(), b"\0", self.place.encode(), b"\0"])
+        rows += [_RUN.pack(*run) for run in self.cold]
+        rows += [_PIECE.pack(*piece) for piece in self.hot]
+        return b"".join([head, *rows, self.pack.encode(), b"\0", self.place.encode(), b"\0"])
 
     @property
     def size(self) -> int:
         """Bytes of the table."""
-        rows = _HEAD.size + len(self.segments) * _SEGMENT.size + len(self.cold) * _RUN.size
-        return rows + len(self.pack.encode()) + len(self.place.encode()) + 2
+        rows = len(self.segments) * _SEGMENT.size + len(self.cold) * _RUN.size + len(self.hot) * _PIECE.size
+        return _HEAD.size + rows + len(self.pack.encode()) + len(self.place.encode()) + 2
 
     @property
     def cold_size(self) -> int:
@@ -84,19 +86,24 @@ class HostTable:
     @classmethod
     def from_bytes(cls, data: bytes) -> HostTable:
         try:
-            identity, address, page, count, cold, size = _HEAD.unpack_from(data)
-            at = _HEAD.size
-            segments = [_SEGMENT.unpack_from(data, at + index * _SEGMENT.size) for index in range(count)]
-            at += count * _SEGMENT.size
-            runs = tuple(_RUN.unpack_from(data, at + index * _RUN.size) for index in range(cold))
-            pack, place, rest = data[at + cold * _RUN.size :].split(b"\0")
+            identity, address, offset, page, count, cold, hot, size = _HEAD.unpack_from(data)
+            ends = [_HEAD.size]
+            for row, number in ((_SEGMENT, count), (_RUN, cold), (_PIECE, hot)):
+                ends.append(ends[-1] + number * row.size)
+            segments, runs, pieces = (
+                tuple(row.iter_unpack(data[ends[index] : ends[index + 1]]))
+                for index, row in enumerate((_SEGMENT, _RUN, _PIECE))
+            )
+            pack, place, rest = data[ends[-1] :].split(b"\0")
             if not rest and size == len(data):
                 return cls(
                     identity.hex(),
                     address,
+                    offset,
                     page,
                     tuple(PagedSegment(start, length, key, SegmentFlag(bits)) for start, length, key, bits in segments),
                     runs,
+                    pieces,
                     pack.decode(),
                     place.decode(),
                 )

@@ -59,6 +59,10 @@ def cut(stock: Path, folder: Path, pages: HostPages = HostPages.CODE, **more: ob
     return out, result
 
 
+def this_machine() -> ElfMachine:
+    return ElfMachine.AARCH64 if platform.machine() == "aarch64" else ElfMachine.X86_64
+
+
 def run(library: Path, program: str = CALLS, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     command = [sys.executable, "-c", program, str(library)]
@@ -106,6 +110,65 @@ print(caught >> 10 & 1, len(maps()), any("w" in m[1] and "x" in m[1] for m in ma
     assert (before[0], after[0]) == ("0", "0")
     assert int(after[1]) <= int(before[1]) + 2
     assert after[2] == "False"
+
+
+def test_a_library_in_many_pieces_has_few_program_headers(stock: Path, tmp_path: Path) -> None:
+    """Each would be a system call at every start, and a row more for whoever looks through them."""
+    workload = TracedWorkload(touched(stock, range(0, stock.stat().st_size // 4096, 4)))
+    for compression in PackCompression:
+        chosen = Cut(workload=workload, host_pages=HostPages.ALL, gap=4096, pack_compress=compression)
+        out, place = tmp_path / compression.value / stock.name, tmp_path / compression.value / PLACE
+        result = tailor_library(stock, out, chosen, pack=PackPlace(place, PLACE))
+        shutil.copy(hook_library(this_machine(), HookKind.NEEDED), place / HOOK_NAME)
+        with open_source(out) as source:
+            table = host_table(ElfFile(source))
+            assert table and len(table.hot) > 300 and len(ElfFile(source).segments) < 30
+        assert result.pages and result.pages.runs > 300
+        assert run(out).stdout.strip() == RESULTS
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+@pytest.mark.parametrize("pages", [HostPages.CODE, HostPages.ALL])
+def test_code_that_runs_before_the_library_itself_is_started(
+    tmp_path: Path, pages: HostPages, compression: PackCompression
+) -> None:
+    """A library that is needed starts first, and what it calls may be found in the one that needs it."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    needed = tmp_path / "libneeded.so"
+    needed.with_suffix(".c").write_text(
+        "int seen;\n__attribute__((weak)) int cold1(int x) { return x; }\n"
+        "__attribute__((constructor)) static void start(void) { seen = cold1(5); }\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", needed, needed.with_suffix(".c")], check=True)
+    flags = ["-Wl,--no-as-needed", str(needed), f"-Wl,-rpath,{tmp_path}"]
+    library = paged_library(tmp_path / "stock" / "libfar.so", flags=flags)
+    out, _ = cut(library, tmp_path / "cut", pages, pack_compress=compression)
+    program = "import ctypes, sys; print(ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), 'seen').value)"
+    assert [run(one, program).stdout.strip() for one in (library, out)] == ["36", "36"]
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+@pytest.mark.parametrize("pages", [HostPages.CODE, HostPages.ALL])
+def test_a_program_that_is_linked_with_the_library(
+    stock: Path, tmp_path: Path, pages: HostPages, compression: PackCompression
+) -> None:
+    """The hook is called before the C library is ready; settings count all the same."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    library, result = cut(stock, tmp_path, pages, pack_compress=compression)
+    (tmp_path / "main.c").write_text(
+        "#include <stdio.h>\nint hot(int), cold1(int), cold3(int);\n"
+        'int main(void) { printf("%d %d %d\\n", hot(5), cold1(5), cold3(13)); }\n'
+    )
+    command = [compiler, "-o", "main", "main.c", str(library), f"-Wl,-rpath,{tmp_path}", "-Wl,--allow-shlib-undefined"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    for named in (False, True):
+        pack, away = tmp_path / PLACE / result.pack, tmp_path / "away"
+        if named:
+            away.mkdir()
+            pack.rename(away / pack.name)
+        variables = {**os.environ, "TORCHTAILOR_PACK": str(away)} if named else None
+        done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=False, env=variables)
+        assert done.stdout == "53 159 -8\n", done
 
 
 @pytest.mark.parametrize("compression", PackCompression)

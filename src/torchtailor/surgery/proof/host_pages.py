@@ -2,7 +2,8 @@
 
 It reads program headers as a loader does, and packs as the hook does, with code of its own. What it shows: every loaded
 byte is at its address, from the file or from the pack, with the same rights; the tables of the dynamic linker have the
-same entries and one more; and the first instructions call the hook and then what the library began with before.
+same entries and those of the hook; and the first instructions, of the last relocation and of the initialiser, call the
+hook, and the latter then what the library began with before.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ _NEEDED, _STRTAB, _SYMTAB, _RELA_TAG, _RELASZ, _RELAENT, _STRSZ = 1, 5, 6, 7, 8,
 _INIT, _RPATH, _RUNPATH = 12, 15, 29
 _VERSYM = 0x6FFFFFF0
 _GLOB_DAT = {62: 6, 183: 1025}
+_IRELATIVE = {62: 37, 183: 1032}
 _X86_64 = 62
 _STEP = 1 << 20
+_PAGE = 1 << 12
+_AGAIN = 1  # what the initialiser adds to the address of the note
 _FUNCTION = b"torchtailor_host_pages"
 _HOOK = b"libtorchtailor-hook.so.1"
 _OWNER = b"torchtailor\0"
@@ -76,12 +80,31 @@ class LoadedImage:
         return [part for part in self.parts if part.type == _LOAD]
 
     @cached_property
+    def memory(self) -> list[_Part]:
+        """What is mapped: by the loader, and between it by the hook, from the file."""
+        note = read_note(self)
+        if note is None:
+            return self.loads
+        parts = [load for load in self.loads if load.size or load.flags]
+        for load in (load for load in self.loads if not load.size and not load.flags):
+            at = load.address
+            for start, end, offset in [one for one in note.hot if load.address <= one[0] < load.end]:
+                flags = next((row.flags & 7 for row in note.rows if row.address <= start < row.address + row.size), 0)
+                if start < at or end <= start or end > load.end or (start - offset) % _PAGE:
+                    raise BadInputError("What the library says of its pages is damaged.", "Install it again.")
+                parts.append(_Part(_LOAD, 0, 0, at, 0, start - at, load.alignment))
+                parts.append(_Part(_LOAD, flags, offset, start, end - start, end - start, load.alignment))
+                at = end
+            parts.append(_Part(_LOAD, 0, 0, at, 0, load.end - at, load.alignment))
+        return sorted((part for part in parts if part.memory), key=lambda part: part.address)
+
+    @cached_property
     def _starts(self) -> list[int]:
-        return [load.address for load in self.loads]
+        return [load.address for load in self.memory]
 
     def spans(self, start: int, end: int) -> Iterator[tuple[int, int, _Part | None]]:
         """The parts of an address range, each with the segment that it lies in."""
-        loads = self.loads
+        loads = self.memory
         at = start
         while at < end:
             index = bisect_left(self._starts, at + 1) - 1
@@ -140,8 +163,10 @@ class PagesNote:
     """What a library says of its pages."""
 
     at: int
+    offset: int  # where it is in the file
     rows: tuple[PagesRow, ...]
     cold: tuple[tuple[int, int], ...]
+    hot: tuple[tuple[int, int, int], ...]  # what the hook maps from the file: (start, end, offset)
 
 
 def read_note(image: LoadedImage) -> PagesNote | None:
@@ -166,10 +191,14 @@ def read_note(image: LoadedImage) -> PagesNote | None:
 
 
 def _note(data: bytes) -> PagesNote:
-    at, _, count, runs, _ = struct.unpack_from("<QIIII", data, 16)
-    rows = tuple(PagesRow(*struct.unpack_from("<QQ16sQ", data, 40 + 40 * index)) for index in range(count))
-    start = 40 + 40 * count
-    return PagesNote(at, rows, tuple(struct.unpack_from("<QQ", data, start + 16 * index) for index in range(runs)))
+    at, offset, _, count, runs, hot, _ = struct.unpack_from("<QQIIIII", data, 16)
+    rows = tuple(PagesRow(*struct.unpack_from("<QQ16sQ", data, 56 + 40 * index)) for index in range(count))
+    start = 56 + 40 * count
+    cold = tuple(struct.unpack_from("<QQ", data, start + 16 * index) for index in range(runs))
+    start += 16 * runs
+    return PagesNote(
+        at, offset, rows, cold, tuple(struct.unpack_from("<QQQ", data, start + 24 * i) for i in range(hot))
+    )
 
 
 class PackedPages:
@@ -333,7 +362,7 @@ def _check_tables(old: LoadedImage, new: LoadedImage) -> Spans:
     slot, info, addend = _RELA.unpack(new.bytes_at(relocations + sizes[_RELA_TAG], _RELA.size))
     if (info, addend) != (number << 32 | _GLOB_DAT[int(new.header[2])], 0):
         raise CheckFailedError("The function of the hook is not looked up as it should be.")
-    if new.value(_RELASZ) != sizes[_RELA_TAG] + _RELA.size or new.value(_RELAENT) != _RELA.size:
+    if new.value(_RELASZ) != sizes[_RELA_TAG] + 2 * _RELA.size or new.value(_RELAENT) != _RELA.size:
         raise CheckFailedError("The output's relocations have another size than they should.")
     if not any(load.flags & _W and load.address <= slot <= load.end - 8 for load in new.loads) or any(
         load.address < slot + 8 and slot < load.end for load in old.loads
@@ -415,15 +444,23 @@ def _check_rows(old: LoadedImage, note: PagesNote) -> None:
 
 def _check_first_code(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
     """The output's first instructions hand the note to the function of the hook, and go on where the input began."""
-    begin = new.value(_INIT) or 0
-    slot = _RELA.unpack(new.bytes_at((new.value(_RELA_TAG) or 0) + (new.value(_RELASZ) or 0) - _RELA.size, _RELA.size))[
-        0
-    ]
-    then = old.value(_INIT)
-    x86 = int(new.header[2]) == _X86_64
-    found = _x86(new.bytes_at(begin, 32), begin) if x86 else _arm(new.bytes_at(begin, 64), begin)
-    if found != (note.at, slot, then):
-        raise CheckFailedError("The output does not begin with a call of the hook.")
+    last = (new.value(_RELA_TAG) or 0) + (new.value(_RELASZ) or 0) - 2 * _RELA.size
+    machine = int(new.header[2])
+    slot = _RELA.unpack(new.bytes_at(last, _RELA.size))[0]
+    place, info, early = _RELA.unpack(new.bytes_at(last + _RELA.size, _RELA.size))
+    if (place, info) != (slot, _IRELATIVE[machine]) or note.offset != _offset(new, note.at):
+        raise CheckFailedError("The output does not call the hook when it is relocated.")
+    calls = ((early, note.at, None), (new.value(_INIT) or 0, note.at + _AGAIN, old.value(_INIT)))
+    for begin, given, then in calls:
+        x86 = machine == _X86_64
+        found = _x86(new.bytes_at(begin, 32), begin) if x86 else _arm(new.bytes_at(begin, 64), begin)
+        if found != (given, slot, then):
+            raise CheckFailedError("The output does not begin with a call of the hook.")
+
+
+def _offset(image: LoadedImage, address: int) -> int | None:
+    load = next((load for load in image.loads if load.address <= address < load.address + load.size), None)
+    return load.offset + address - load.address if load else None
 
 
 def _x86(code: bytes, at: int) -> tuple[int, int, int | None] | None:
@@ -449,7 +486,8 @@ def _arm(code: bytes, at: int) -> tuple[int, int, int | None] | None:
         return ((at + 4 * index) & ~0xFFF) + ((distance - (1 << 21) if distance >> 20 else distance) << 12)
 
     fixed = {0: 0xD503245F, 1: 0xA9BD7BFD, 2: 0x910003FD, 3: 0xA90107E0, 4: 0xF90013E2, 9: 0xD63F0200}
-    fixed |= {10: 0xA94107E0, 11: 0xF94013E2, 12: 0xA8C37BFD}
+    returns = words[10:12] == (0xA8C37BFD, 0xD65F03C0)
+    fixed |= {} if returns else {10: 0xA94107E0, 11: 0xF94013E2, 12: 0xA8C37BFD}
     if any(words[index] != word for index, word in fixed.items()):
         return None
     if words[5] & 0x9F00001F != 0x90000000 or words[6] & 0xFFC003FF != 0x91000000:
@@ -457,7 +495,7 @@ def _arm(code: bytes, at: int) -> tuple[int, int, int | None] | None:
     if words[7] & 0x9F00001F != 0x90000010 or words[8] & 0xFFC003FF != 0xF9400210:
         return None
     table, slot = page(5) + (words[6] >> 10 & 0xFFF), page(7) + (words[8] >> 10 & 0xFFF) * 8
-    if words[13] == 0xD65F03C0:
+    if returns:
         return table, slot, None
     if words[13] & 0x9F00001F != 0x90000010 or words[14] & 0xFFC003FF != 0x91000210 or words[15] != 0xD61F0200:
         return None

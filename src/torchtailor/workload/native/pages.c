@@ -1,9 +1,12 @@
 /* Pages of libraries that were cut to what a program touched: mapped back from packs.
  *
- * A cut library calls torchtailor_host_pages before anything else of it runs. Where its pack is there, the pages are
- * mapped whole, and that is all. Code whose pack is compressed, or not there yet, is waited for with a handler of
- * SIGSEGV: it unpacks what a thread runs into, or looks for the pack again. Data has to be there at once: the kernel reads
- * it too, and a system call that meets a page without access fails without a signal.
+ * A cut library calls torchtailor_host_pages before anything else of it runs, and before anything of the libraries that are
+ * loaded with it does: as its last relocation, for which the dynamic linker has relocated what it needs, and us, before.
+ * Where its pack is there, the pages are mapped whole, and that is all. Else those that are left in the library are mapped
+ * from there, which the loader did not do: there are thousands of pieces in a large stack. Code whose pack is compressed,
+ * or not there yet, is waited for with a handler of SIGSEGV: it unpacks what a thread runs into, or looks for the pack
+ * again. Data has to be there at once: the kernel reads it too, and a system call that meets a page without access fails
+ * without a signal.
  *
  * What is called from the handler uses no function that may not be used there: no malloc, no stdio, no lock but ours. */
 #include "hook.h"
@@ -22,15 +25,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_LIBRARIES = 1024, MAX_CANDIDATES = 32, MAX_RETRIES = 10000, MAX_SEGMENTS = 1 << 16, MAX_RUNS = 1 << 16 };
+enum { MAX_LIBRARIES = 1024, MAX_CANDIDATES = 32, MAX_RETRIES = 10000, MAX_SEGMENTS = 1 << 16, MAX_RUNS = 1 << 17 };
 enum { MAX_TABLE = 1 << 23, BLOCK = 1 << 20, OUT_OF_THE_WAY = 200, EXIT_LOADER = 127, TICK = 20 /* ms */ };
-enum { AT_LOAD = 0x100 };
+enum { AT_LOAD = 0x100, AGAIN = 1 /* added to a table's address by a library's initialiser */ };
 
 /* As workload/host_table.py writes it. */
 struct head {
     uint8_t identity[16];
-    uint64_t address;
-    uint32_t page, count, runs, size;
+    uint64_t address, offset; /* of itself, in memory and in the file */
+    uint32_t page, count, runs, pieces, size, unused;
 };
 struct row {
     uint64_t address, size;
@@ -39,6 +42,9 @@ struct row {
 };
 struct run {
     uint64_t start, end;
+};
+struct piece { /* that is left in the file */
+    uint64_t start, end, offset;
 };
 /* As workload/pack.py does. */
 struct pages {
@@ -50,7 +56,7 @@ struct block {
     uint64_t offset;
     uint32_t size, crc;
 };
-_Static_assert(sizeof(struct head) == 40 && sizeof(struct row) == 40 && sizeof(struct pages) == 64, "as Python has them");
+_Static_assert(sizeof(struct head) == 56 && sizeof(struct row) == 40 && sizeof(struct pages) == 64, "as Python has them");
 
 enum state { UNUSED, MISSING, PACKED, WHOLE };
 struct segment {
@@ -64,6 +70,7 @@ struct library {
     const struct head *table; /* a copy: the library may be gone when a signal comes */
     const struct row *rows;
     const struct run *runs;
+    const struct piece *pieces;
     const char *pack, *place;
     struct segment *segments;
     int file, memory; /* the pack; what was unpacked */
@@ -294,6 +301,33 @@ static const char *unpack(struct library *library, uint32_t number, uint32_t blo
     return NULL;
 }
 
+/* --- what is left in the library's own file */
+
+/* NULL, or what is wrong. The file is the one that was loaded if it has the same table: that names all bytes by hashes. */
+static const char *map_pieces(const struct library *library) {
+    static const char replaced[] = "the library's own file cannot be read, or was replaced since it was loaded";
+    const struct head *table = library->table;
+    int file = table->pieces ? open(library->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
+    const char *wrong = table->pieces && file < 0 ? replaced : NULL;
+    uint8_t same[4096];
+    for (uint32_t at = 0; file >= 0 && !wrong && at < table->size; at += sizeof same) {
+        size_t size = table->size - at < sizeof same ? table->size - at : sizeof same;
+        if (!read_whole(file, same, size, table->offset + at) || memcmp(same, (const uint8_t *)table + at, size)) wrong = replaced;
+    }
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    for (uint32_t i = 0, k = 0; !wrong && i < table->pieces; i++) {
+        const struct piece *piece = &library->pieces[i];
+        while (k < table->count && piece->start - library->rows[k].address >= library->rows[k].size) k++;
+        uint64_t extra = piece->start % page;
+        if (k == table->count || piece->end <= piece->start || piece->offset % page != extra) wrong = replaced;
+        else
+            wrong = map_at(library, piece->start - extra, piece->end - piece->start + extra, &library->rows[k], file,
+                           piece->offset - extra);
+    }
+    if (file >= 0) close(file);
+    return wrong;
+}
+
 /* --- a library */
 
 static void catch_faults(void);
@@ -319,7 +353,7 @@ static const char *map_library(struct library *library) {
         library->opened = library->candidate[i].path;
     }
     if (file < 0) return first ? first : wrong;
-    wrong = NULL;
+    wrong = library->state != MISSING && library->segments[0].blocks ? map_pieces(library) : NULL;
     int packed = 0;
     uint64_t start = 0;
     library->file = file;
@@ -474,20 +508,26 @@ static void find_candidates(struct library *library) {
 }
 
 static int is_table(const struct head *head) {
-    uint64_t room = sizeof *head + (uint64_t)head->count * sizeof(struct row) + (uint64_t)head->runs * sizeof(struct run);
-    return head->size <= MAX_TABLE && head->count <= MAX_SEGMENTS && head->runs <= MAX_RUNS && room + 2 <= head->size &&
-           !((const char *)head)[head->size - 1];
+    if (!head->count || head->size > MAX_TABLE || head->count > MAX_SEGMENTS || head->runs > MAX_RUNS || head->pieces > MAX_RUNS) return 0;
+    uint64_t room = sizeof *head + (uint64_t)head->count * sizeof(struct row) + (uint64_t)head->runs * sizeof(struct run) +
+                    (uint64_t)head->pieces * sizeof(struct piece);
+    return room + 2 <= head->size && !((const char *)head)[head->size - 1];
+}
+
+static void point_at(struct library *library, const struct head *table) {
+    library->table = table;
+    library->rows = (const void *)(table + 1);
+    library->runs = (const void *)(library->rows + table->count);
+    library->pieces = (const void *)(library->runs + table->runs);
+    library->pack = (const char *)(library->pieces + table->pieces);
+    library->place = library->pack + strlen(library->pack) + 1;
 }
 
 static void read_table(struct library *library, const struct head *given) {
     struct head *copy = malloc(given->size);
     if (!copy) abort();
     memcpy(copy, given, given->size);
-    library->table = copy;
-    library->rows = (const void *)(copy + 1);
-    library->runs = (const void *)(library->rows + copy->count);
-    library->pack = (const char *)(library->runs + copy->runs);
-    library->place = library->pack + strlen(library->pack) + 1;
+    point_at(library, copy);
     library->start = UINTPTR_MAX;
     for (uint32_t i = 0; i < copy->count; i++) {
         uintptr_t start = library->base + library->rows[i].address, end = start + library->rows[i].size;
@@ -521,30 +561,61 @@ static struct library *place_for(uintptr_t base) {
     return &libraries[i];
 }
 
-TT_EXPORT void torchtailor_host_pages(const void *table);
-void torchtailor_host_pages(const void *table) {
-    const struct head *head = table;
+static int is_known(const struct head *table) {
+    uintptr_t base = (uintptr_t)table - table->address;
+    for (int i = 0; i < used; i++)
+        if (libraries[i].base == base && libraries[i].state) return 1;
+    return 0;
+}
+
+static void map_or_end(const struct head *head) {
     char path[PATH_MAX];
-    int kept = errno, locked = lock(), at_load = 0;
-    struct library *library = place_for((uintptr_t)table - head->address);
+    int at_load = 0;
+    struct library *library = place_for((uintptr_t)head - head->address);
     if (!library || !is_table(head)) {
         static const char said[] = "torchtailor: a library says of its pages in a pack what cannot be; install it again.\n";
         if (write(STDERR_FILENO, said, sizeof said - 1) < 0) _exit(EXIT_LOADER);
         _exit(EXIT_LOADER);
     }
     read_table(library, head);
-    const char *found = path_of(table, path);
+    const char *found = path_of(head, path);
     library->path = keep(found, strlen(found));
     find_candidates(library);
     for (uint32_t i = 0; i < library->table->count; i++) at_load |= (library->rows[i].flags & AT_LOAD) != 0;
     const char *wrong = at_load ? map_in_time(library) : map_library(library);
-    if (wrong && at_load) {
+    if (wrong && !at_load && !(wrong = map_pieces(library))) atomic_store(&library->state, MISSING);
+    if (wrong) {
         say_about(library, wrong);
         _exit(EXIT_LOADER);
     }
-    if (wrong) atomic_store(&library->state, MISSING);
     if (library == &libraries[used]) used++;
     if (library->state != WHOLE) catch_faults();
-    if (locked) unlock();
+}
+
+/* What is left in the library's own file, and no more: nothing is allocated, and no setting is read. */
+static void map_own_pieces(const struct head *head) {
+    char path[PATH_MAX];
+    struct library own = {.base = (uintptr_t)head - head->address};
+    if (!is_table(head)) return;
+    point_at(&own, head);
+    own.path = path_of(head, path);
+    map_pieces(&own);
+}
+
+/* Returns itself: the relocation that calls it stores what it returns where its address was found. A library that a
+ * program is started with calls it before the C library is ready: the rest is then done when its initialiser calls. */
+TT_EXPORT void *torchtailor_host_pages(const void *table);
+void *torchtailor_host_pages(const void *table) {
+    int again = (uintptr_t)table & AGAIN;
+    const struct head *head = (const void *)((const char *)table - again);
+    int kept = errno;
+    if (!again && !environ) {
+        map_own_pieces(head);
+    } else {
+        int locked = lock();
+        if (!again || !is_known(head)) map_or_end(head);
+        if (locked) unlock();
+    }
     errno = kept;
+    return (void *)torchtailor_host_pages;
 }
