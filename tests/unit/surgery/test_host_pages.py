@@ -189,6 +189,14 @@ def test_without_its_pack_code_ends_in_a_sentence_and_data_does_not_start(stock:
         assert "TORCHTAILOR_PACK" in done.stderr
 
 
+def test_what_is_said_has_nothing_that_a_terminal_obeys(stock: Path, tmp_path: Path) -> None:
+    library, result = cut(stock, tmp_path / "\x1b]0;evil\x07\u202e", HostPages.ALL)
+    (library.parent / PLACE / result.pack).unlink()
+    said = run(library).stderr
+    assert "\\x1b]0;evil\\x07\\xe2\\x80\\xae/libfar.so needs pages" in said
+    assert said.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize("where", ["main", "thread", "fork", "faulthandler"])
 def test_a_pack_that_comes_late_is_found(stock: Path, tmp_path: Path, where: str) -> None:
     library, result = cut(stock, tmp_path, HostPages.CODE)

@@ -110,6 +110,7 @@ int tt_find_package(const char *library, struct tt_package *package);
 /* --- record.c: what is told to people and written to files */
 /* One sentence or two, without a newline. */
 void tt_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+size_t tt_add_shown(char *line, size_t used, size_t room, const char *text);
 const char *tt_setting(const char *name);
 int tt_recording(void);
 int tt_is_copy(void);

@@ -122,14 +122,10 @@ static void say_about(const struct library *library, const char *wrong) {
     const char *words[] = {"torchtailor: ", library->path, " needs pages that were cut out of it and lie in the pack ",
                            library->pack, ", but ", wrong,
                            ". Put the pack into torchtailor-packs beside the library, or name its folder in "
-                           "TORCHTAILOR_PACK, and run again; or run `torchtailor restore`.\n"};
+                           "TORCHTAILOR_PACK, and run again; or run `torchtailor restore`."};
     size_t length = 0;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        size_t size = strlen(words[i]);
-        if (length + size > sizeof line) break;
-        memcpy(line + length, words[i], size);
-        length += size;
-    }
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) length = tt_add_shown(line, length, sizeof line - 1, words[i]);
+    line[length++] = '\n';
     if (write(STDERR_FILENO, line, length) < 0) return;
 }
 

@@ -102,6 +102,24 @@ static size_t shown(const uint8_t *at) {
     return wrong || acts ? 0 : size;
 }
 
+/* Adds a text to a line that has room, in the way in which it may be shown: names of files and folders may be anyone's.
+ * Calls nothing, so that a handler of signals may use it. */
+size_t tt_add_shown(char *line, size_t used, size_t room, const char *text) {
+    static const char digits[] = "0123456789abcdef";
+    while (*text && used + 4 <= room) {
+        size_t plain = shown((const uint8_t *)text);
+        if (plain) {
+            for (size_t i = 0; i < plain; i++) line[used++] = *text++;
+        } else {
+            line[used++] = '\\';
+            line[used++] = 'x';
+            line[used++] = digits[(uint8_t)*text >> 4];
+            line[used++] = digits[(uint8_t)*text++ & 15];
+        }
+    }
+    return used;
+}
+
 void tt_say(const char *format, ...) {
     char text[3 * PATH_MAX], line[4 * PATH_MAX];
     va_list values;
@@ -109,13 +127,7 @@ void tt_say(const char *format, ...) {
     int size = vsnprintf(text, sizeof text, format, values);
     va_end(values);
     if (size < 0) return;
-    size_t used = 0;
-    for (const char *at = text; *at && used < sizeof line - 8;) { /* names of files and folders may be anyone's */
-        size_t plain = shown((const uint8_t *)at);
-        if (plain) memcpy(line + used, at, plain);
-        used += plain ? plain : (size_t)snprintf(line + used, 5, "\\x%02x", (unsigned)(uint8_t)*at);
-        at += plain ? plain : 1;
-    }
+    size_t used = tt_add_shown(line, 0, sizeof line - 1, text);
     line[used++] = '\n';
     int kept = errno;
     if (write(STDERR_FILENO, line, used) < 0) { /* nobody to tell */
