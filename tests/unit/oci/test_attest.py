@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.unit.oci.builder import INDEX, MANIFEST, Layout, read_image, stock, tar_of
 from tests.unit.oci.test_cut import BASE, SITE, package
@@ -213,3 +216,103 @@ def test_signatures_in_a_registry(tmp_path: Path, wide: bytes) -> None:
         report = cut_image(f"{name}:stock", f"{name}:cut", ImageOptions(tailoring("9.0")))
     assert report.differs
     assert [note for note in report.notes if "has 1 signature" in note]
+
+
+def policy_of_the_documentation() -> dict[str, Any]:
+    page = (Path(__file__).parents[3] / "docs" / "image.md").read_text()
+    (text,) = [part.partition("```")[0] for part in page.split("```yaml\n") if "ClusterImagePolicy" in part]
+    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_policy_of_the_documentation(tmp_path: Path, fat: bytes) -> None:
+    """It admits a cut of the known image for its GPU, as an interpreter of Rego says, and nothing else."""
+    tools = tmp_path / "tools"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--only-binary=:all:",
+        "--target",
+        str(tools),
+        "regopy==1.5.2",
+    ]
+    if (done := subprocess.run(pip, capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"the index has no regopy for this machine: {done.stderr[-200:]}")
+    (authority,) = policy_of_the_documentation()["spec"]["authorities"]
+    (attestation,) = authority["attestations"]
+    assert attestation["predicateType"] == PROVENANCE and attestation["policy"]["type"] == "rego"
+
+    def cut(
+        name: str, data: bytes, gpu: str = "9.0", drop: tuple[str, ...] = ("headers",)
+    ) -> tuple[str, dict[str, Any]]:
+        files = {**package(data), "usr/include/a.h": b"//" * 999, "usr/share/doc/x/README": b"a" * 999}
+        source = stock(tmp_path / name, [BASE, tar_of(files)])
+        report = cut_image(source, f"oci:{tmp_path}/{name}-cut:x", ImageOptions(tailoring(gpu, drop=drop), attest=True))
+        assert report.digest is not None
+        found = statements_in(tmp_path / f"{name}-cut", report.digest)[PROVENANCE]
+        return read_image(tmp_path / name).digest.removeprefix("sha256:"), {
+            "predicateType": PROVENANCE,
+            "predicate": found,
+        }
+
+    known, right = cut("right", fat)
+    _, other_gpu = cut("gpu", fat, gpu="8.0")
+    _, other_image = cut("image", fat + b"\0")
+    _, other_rule = cut("rule", fat, drop=("headers", "docs", "static-libs"))
+    text = attestation["policy"]["data"]
+    policy = text.replace("the digest of the stock image, 64 hexadecimal digits", known)
+    assert policy != text
+    strict = policy.replace('{"headers", "docs"}', '{"docs"}')
+
+    def changed(path: str, value: object) -> dict[str, Any]:
+        statement: dict[str, Any] = json.loads(json.dumps(right))
+        inner: Any = statement
+        *above, last = path.split(".")
+        for key in above:
+            inner = inner[int(key) if isinstance(inner, list) else key]
+        inner[last] = value
+        return statement
+
+    cases: list[tuple[str, dict[str, Any], bool]] = [
+        (policy, right, True),
+        (policy, other_rule, True),  # docs and headers were there, and both are allowed
+        (strict, right, False),
+        (text, right, False),
+        (policy, other_gpu, False),
+        (policy, other_image, False),
+        (policy, changed("predicate.buildDefinition.buildType", "pkg:pypi/other#image"), False),
+        (policy, changed("predicate.buildDefinition.resolvedDependencies", []), False),
+        (policy, changed("predicate.runDetails.byproducts", []), False),
+        (policy, changed("predicate", {}), False),
+        (policy, {}, False),
+    ]
+    answers = subprocess.run(
+        [sys.executable, "-c", ASK],
+        input=json.dumps([[module, statement] for module, statement, _ in cases]),
+        env={"PYTHONPATH": str(tools)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answers.returncode == 0, answers.stderr
+    assert json.loads(answers.stdout) == [expected for _, _, expected in cases]
+
+
+ASK = """
+import json, sys
+import regopy
+answers = []
+for module, statement in json.load(sys.stdin):
+    rego = regopy.Interpreter()
+    rego.add_module("policy", module)
+    rego.set_input_term(json.dumps(statement))
+    found = rego.query("data.sigstore.isCompliant")
+    assert found.ok(), str(found)
+    answers.append(str(found) == '{"expressions":[true]}')
+print(json.dumps(answers))
+"""
