@@ -609,6 +609,17 @@ def _still_at(descriptor: int, path: Path) -> bool:
 # Folders
 
 
+def is_own_folder(path: Path, *, may_link: bool) -> bool:
+    """Whether this is a folder, and no link; `may_link`: or a link that this user or root made."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        return may_link and status.st_uid in (0, os.geteuid()) and path.is_dir()
+    return stat.S_ISDIR(status.st_mode)
+
+
 @contextmanager
 def staging_folder(parent: Path) -> Iterator[Path]:
     """A folder for unfinished files on the disk of the output; gone afterwards, or, if we are killed, when the next

@@ -29,6 +29,7 @@ from torchtailor.core.disk import (
     disk_errors,
     expand_home,
     hash_file,
+    is_own_folder,
     locked,
     new_file,
     place_verified,
@@ -313,7 +314,7 @@ class FolderStore:
         folder = self.root
         for name in PurePosixPath(path).parts:
             folder /= name
-            if _is_folder(folder, may_link=folder.parent == self.root):
+            if is_own_folder(folder, may_link=folder.parent == self.root):
                 continue
             if not make:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
@@ -321,16 +322,6 @@ class FolderStore:
                 folder.unlink()
             folder.mkdir(exist_ok=True)
         return folder
-
-
-def _is_folder(path: Path, *, may_link: bool) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    if stat.S_ISLNK(status.st_mode):
-        return may_link and status.st_uid in (0, os.geteuid()) and path.is_dir()
-    return stat.S_ISDIR(status.st_mode)
 
 
 def _remove(path: Path) -> None:

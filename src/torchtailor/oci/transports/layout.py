@@ -14,6 +14,8 @@ import msgspec
 from torchtailor.core.disk import (
     copy_file,
     disk_errors,
+    hash_file,
+    is_own_folder,
     link_or_copy,
     locked_folder,
     new_file,
@@ -248,6 +250,7 @@ class OciFolderDestination:
         self._reference, self._folder = reference, reference.path
         self._referrers: list[Referrer] = []
         self._staged: dict[str, Path] = {}
+        self._there: set[str] = set()  # digests of blobs that were read and found right
         self._stack = ExitStack()
         self._made: list[Path] = []
         self._staging: Path | None = None
@@ -275,9 +278,15 @@ class OciFolderDestination:
                 folder.rmdir()
 
     def has(self, descriptor: Descriptor) -> bool:
-        if descriptor.digest in self._staged:
+        """Whether it is staged, or there with all its bytes: one that is damaged is written anew."""
+        if descriptor.digest in self._staged or descriptor.digest in self._there:
             return True
-        return FolderFiles(self._folder).size(blob_name(descriptor)) == descriptor.size
+        path = self._folder / blob_name(descriptor)
+        if not path.is_symlink() and FolderFiles(self._folder).size(blob_name(descriptor)) == descriptor.size:
+            with suppress(OSError), open_plain(path) as file:
+                if hash_file(file.fileno(), descriptor.algorithm) == descriptor.hex:
+                    self._there.add(descriptor.digest)
+        return descriptor.digest in self._there
 
     def take(self, descriptor: Descriptor, source: ImageSource) -> bool:
         if self.has(descriptor):
@@ -329,6 +338,7 @@ class OciFolderDestination:
             for digest, staged in self._staged.items():
                 place = self._folder / "blobs" / digest.replace(":", "/")
                 place.parent.mkdir(parents=True, exist_ok=True)
+                _check_folders(place)
                 staged.replace(place)
             self._staged.clear()
             write_atomically(self._folder / INDEX, self._index_with(root), staging=self.staging, durable=True)
@@ -348,6 +358,8 @@ class OciFolderDestination:
             raise UsageError(
                 f"{folder} holds something that is not an OCI layout.", "Give the name of a new folder, or of a layout."
             )
+        for blobs in folder.glob("blobs/*"):
+            _check_folders(blobs / "x")
         self._old_index()  # a damaged one is found before the work, not after it
 
     def _old_index(self) -> tuple[dict[str, msgspec.Raw], list[msgspec.Raw]]:
@@ -375,6 +387,13 @@ class OciFolderDestination:
             if (_name_of(entry) != name or _is_referrer(entry)) and bytes(entry) not in attached
         ]
         return _encode(around, [*kept, index_entry(root, {REF_NAME: name} if name else {}), *attached])
+
+
+def _check_folders(blob: Path) -> None:
+    """Refuse a link of somebody else in the place of a folder of blobs: what is written there would go elsewhere."""
+    for folder in (blob.parents[1], blob.parent):
+        if os.path.lexists(folder) and not is_own_folder(folder, may_link=True):
+            raise BadInputError(f"{folder} is not a folder, or a link of another user.", "Give another place.")
 
 
 def _is_referrer(entry: msgspec.Raw) -> bool:

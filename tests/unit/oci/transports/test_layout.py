@@ -53,6 +53,43 @@ def test_blobs_on_one_disk_are_linked(stock: Path, tmp_path: Path, image: Sample
         assert (stock / name).samefile(tmp_path / "new" / name)
 
 
+@pytest.mark.parametrize("harm", ["changed", "link"])
+def test_a_blob_that_is_there_and_damaged_is_written_anew(
+    stock: Path, tmp_path: Path, image: SampleImage, harm: str
+) -> None:
+    copy_image(open_source(f"oci:{stock}"), open_destination(f"oci:{tmp_path}/new:x"))
+    blob = tmp_path / "new" / "blobs" / "sha256" / image.layers[0].hex
+    data = blob.read_bytes()
+    blob.unlink()
+    if harm == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        blob.symlink_to(tmp_path / "elsewhere")
+    else:
+        blob.write_bytes(bytes(len(data)))
+    copy_image(open_source(f"oci:{stock}"), open_destination(f"oci:{tmp_path}/new:y"))
+    assert blob.read_bytes() == data and not blob.is_symlink()
+    assert read_image(open_source(f"oci:{tmp_path}/new:y"))[1] == image.blobs
+
+
+@pytest.mark.parametrize("name", ["blobs", "blobs/sha256"])
+def test_nothing_is_written_through_a_link_of_another_user(
+    stock: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_image(open_source(f"oci:{stock}"), open_destination(f"oci:{tmp_path}/new:x"))
+    folder, elsewhere = tmp_path / "new" / name, tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    for path in elsewhere.rglob("*"):
+        path.unlink() if path.is_file() else None
+    if os.geteuid():
+        monkeypatch.setattr("os.geteuid", lambda: 65534)
+    else:
+        os.lchown(folder, 65534, 65534)
+    with pytest.raises(BadInputError, match="link of another user"):
+        copy_image(open_source(f"oci:{stock}"), open_destination(f"oci:{tmp_path}/new:y"))
+    assert not [path for path in elsewhere.rglob("*") if path.is_file()]
+
+
 def test_what_others_wrote_in_the_index_stays_byte_for_byte(tmp_path: Path, image: SampleImage) -> None:
     other, third = sample_image([layer_tar({"c": b"3"})]), sample_image([layer_tar({"d": b"4"})])
     folder = write_layout(tmp_path / "x", {"one": other, "two": third, "": third})
