@@ -243,6 +243,8 @@ class _Publishing:
         if offer.metadata is not None:
             self._store.put_bytes(offer.metadata, place + METADATA_SUFFIX)
         if content is None:
+            if offer.path.stat().st_size != file.size:  # nothing of a hole of a terabyte is read
+                raise DamagedFileError(offer.path)
             self._store.put_file(offer.path, place, file.sha256)
         else:
             self._store.put_bytes(content, place, "application/json")

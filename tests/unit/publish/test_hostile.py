@@ -13,7 +13,7 @@ import pytest
 from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from tests.unit.publish.test_publish import check, memory_store
 from torchtailor.building.wheel.options import WheelOptions
-from torchtailor.core.disk import DamagedFileError
+from torchtailor.core.disk import DamagedFileError, place_verified
 from torchtailor.core.errors import BadInputError, CheckFailedError
 from torchtailor.core.store import FolderStore
 from torchtailor.fetch.cache import Cache
@@ -47,6 +47,27 @@ def test_a_damaged_wheel_is_not_published(workshop: Workshop, tmp_path: Path) ->
         with pytest.raises(CheckFailedError, match=r"torch-.* is damaged"):
             publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
     assert not list((tmp_path / "public").rglob("torch-*.whl"))
+
+
+def test_nothing_of_a_wheel_of_another_size_is_copied(
+    workshop: Workshop,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hole of a terabyte would fill the disk of the index, or keep an upload busy for hours."""
+    workshop.build("sm90-avx512")
+    wheel = torch_of(workshop.out)
+    wheel.chmod(0o644)
+    with wheel.open("r+b") as file:
+        file.truncate(1 << 40)
+
+    def place(source: Path, target: Path, sha256: str, **more: Any) -> None:
+        assert source != wheel, "it is read"
+        place_verified(source, target, sha256, **more)
+
+    monkeypatch.setattr("torchtailor.core.store.place_verified", place)
+    with pytest.raises(DamagedFileError, match=r"torch-.* is damaged"):
+        publish(workshop.out, FolderStore(tmp_path / "public"))
 
 
 def test_damaged_metadata_is_not_published(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
