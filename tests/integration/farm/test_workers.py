@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
 from tests.integration.farm.test_cluster import Watched, plain, site, start, wanted
-from tests.unit.building.test_build import tree
+from tests.unit.building.test_build import NAME, tree
 from tests.waiting import wait_until
 from torchtailor.building.farm.perform import WorkerSetup
 from torchtailor.building.graph.drive import WorkerNews
@@ -100,4 +103,32 @@ def test_where_every_disk_is_full_it_says_so_and_goes_on_when_there_is_room(
             cluster.kill(worker)
         cluster.start_worker("three")
         Watched(start(shell, cluster.address)).end()
+    assert tree(tmp_path / "dist") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_store_that_fills_up_in_the_middle(shell: Shell, wanted: dict[str, str], tmp_path: Path) -> None:
+    """It is said in a sentence, and nothing half done stays; with room, the same command goes on with what was done."""
+    store, filler = tmp_path / "store", tmp_path / "store" / "of-somebody-else"
+    store.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "tmpfs", str(store)], check=True)
+    try:
+        with running(tmp_path, "one", "two") as cluster:
+            shell.site.gate.clear()
+            build = Watched(start(shell, cluster.address))
+            wait_until(lambda: shell.site.waiting >= 2, "both workers download")
+            with suppress(OSError), filler.open("wb", 0) as file:
+                while file.write(bytes(1 << 16)):
+                    pass
+            shell.site.gate.set()
+            began = time.monotonic()
+            stopped = build.end(ExitCode.ENVIRONMENT)
+            assert time.monotonic() - began < 60
+            assert "disk is full" in str(stopped) and "Traceback" not in "".join(build.other)
+            assert not (tmp_path / "dist" / NAME).exists()
+            filler.unlink()
+            Watched(start(shell, cluster.address)).end()
+    finally:
+        subprocess.run(["umount", "--lazy", str(store)], check=True)
     assert tree(tmp_path / "dist") == wanted
