@@ -218,6 +218,8 @@ def _flox(folder: Path, variant: str | None, organisation: str, *, dry_run: bool
     call = FloxCall.for_variant(variant, folder, organisation)
     if dry_run:
         call.check()
+        if call.without_flox:
+            ui.err().print(call.without_flox, markup=False)
     else:
         call.run()
     if json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import UsageError
-from torchtailor.nix.evaluate import evaluate
+from torchtailor.nix.evaluate import Failed, evaluate
 from torchtailor.nix.identify import TreeRelease, identify
 from torchtailor.nix.nix import has_nix
 from torchtailor.nix.pins import load_pins
@@ -112,7 +112,8 @@ def audit(
 def audit_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditReport:
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
     context.require_recipes()
-    evaluated = sum(recipe.evaluation is not None for recipe in context.recipes)
+    tried = (recipe.evaluation for recipe in context.recipes)
+    evaluated = sum(not item.unknown if isinstance(item, Failed) else item is not None for item in tried)
     release = context.release.recipe_name if context.identified.certain else ""
     return AuditReport(tree.root, release, len(context.recipes), evaluated, audit_context(context), context.package)
 
@@ -125,7 +126,7 @@ def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:
         if rule.on_tree:
             found += [(rule.severity, *where) for where in rule.on_tree(context)]
         if rule.on_recipe:
-            for recipe in context.recipes:
+            for recipe in (*context.recipes, *context.builders):
                 places = list(rule.on_recipe(recipe, context))
                 noted = bool(places and rule.note_if and rule.note_if(recipe, context))
                 severity = Severity.NOTE if noted else rule.severity
@@ -138,7 +139,7 @@ def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:
 def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditContext:
     """Read a tree's recipes, match them with the matrix and, with Nix, evaluate them."""
     pins = load_pins(tree.flox)
-    recipes = [Recipe.read(name, path) for name, path in tree.recipes.items()]
+    recipes = _with_builders(Recipe.read(name, path) for name, path in tree.recipes.items())
     found = TreeRelease(catalog.release(release)) if release else identify(catalog, pins, tree, recipes)
     chosen = found.release
     recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
@@ -153,6 +154,18 @@ def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None,
         recipes = [replace(recipe, evaluation=evaluations.get(recipe.path)) for recipe in recipes]
         context = replace(context, recipes=tuple(recipes))
     return context
+
+
+def _with_builders(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """Recipes with the file beside them that they only call, which is read once."""
+    builders: dict[Path, Recipe] = {}
+    found = []
+    for recipe in recipes:
+        path = recipe.called
+        if path and path not in builders:
+            builders[path] = replace(Recipe.read(path.stem, path), is_builder=True)
+        found.append(replace(recipe, builder=builders[path]) if path else recipe)
+    return found
 
 
 def _named_variant(catalog: Catalog, release: Release, name: RecipeName | None) -> Variant | None:

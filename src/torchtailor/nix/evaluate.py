@@ -16,7 +16,7 @@ from torchtailor.core.cgroups import available_cores
 from torchtailor.nix.nix import EVALUATE, NixRun, run_nix
 from torchtailor.nix.pins import Pins
 
-_UNKNOWN = "torchtailor does not know nixpkgs"  # as evaluate.nix throws it
+_UNKNOWN = re.compile(r"torchtailor does not fetch (.*)")  # as evaluate.nix throws it
 _BATCH = 64
 _SECONDS = 120.0
 _AT = re.compile(r"at (?:\S*?)(/\S+\.nix):(\d+)(?::\d+)?")
@@ -67,9 +67,10 @@ class Failed:
     line: int
 
     @property
-    def unknown_pin(self) -> bool:
-        """Whether it needs a nixpkgs whose content is not known, so that nothing can be said about it."""
-        return _UNKNOWN in self.message
+    def unknown(self) -> str:
+        """What it needs and whose content is not known, such as another nixpkgs: nothing can be said about it then."""
+        found = _UNKNOWN.search(self.message)
+        return found[1] if found else ""
 
 
 Evaluation = Evaluated | Failed

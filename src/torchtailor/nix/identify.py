@@ -46,7 +46,7 @@ def identify(catalog: Catalog, pins: Pins, tree: RecipeTree, recipes: Sequence[R
             continue
         if version := built_version(recipe, pins, releases):
             versions[version] += 1
-        for pin in recipe.pins:
+        for pin in recipe.all_pins:
             if pins.find_nixpkgs(pin.rev) is None:
                 unknown[pin.rev[:12]] += 1
     offered = {str(release.version): release for release in releases}
@@ -68,7 +68,7 @@ def built_version(recipe: Recipe, pins: Pins, releases: Sequence[Release]) -> st
     """The PyTorch version of a recipe: what it sets, else what its pin has; None if that is not known."""
     if recipe.upgrade:
         return recipe.upgrade.text
-    revisions = {pin.rev for pin in recipe.pins}
+    revisions = {pin.rev for pin in recipe.all_pins}
     row = pins.find_nixpkgs(revisions.pop()) if len(revisions) == 1 else None
     if row:
         name = recipe.recipe_name

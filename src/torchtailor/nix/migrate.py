@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.core.disk import write_output
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.nix.audit import AuditFinding, audit_context, open_tree
 from torchtailor.nix.blueprint import Blueprint
 from torchtailor.nix.nix import has_nix
@@ -228,6 +228,11 @@ def plan_migration(
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
     context.require_recipes()
     context.require_all_read()
+    if not any(recipe.recipe_name for recipe in context.recipes):
+        raise NoMatchError(
+            f"{tree.root} holds no recipe that is named as a variant, so there is nothing to migrate.",
+            "`torchtailor recipes write FOLDER` writes recipes.",
+        )
     context.identified.require(tree)
     findings: dict[str, list[AuditFinding]] = {}
     for finding in audit_context(context):
@@ -265,7 +270,8 @@ def plan_migration(
         )
         for recipe in context.recipes
     ]
-    for name, variant in names.items():
+    has_torch = any(recipe.recipe_name and not recipe.is_sibling for recipe in context.recipes)
+    for name, variant in names.items() if has_torch else ():
         if name not in context.names:
             path = tree.pkgs / f"{name}.nix"
             text = render(Blueprint(catalog, context.pins, variant), library_from(path))
@@ -285,10 +291,10 @@ def plan_migration(
 def _own_pins(context: AuditContext, names: Mapping[str, object]) -> Mapping[str, PinUse]:
     """By recipe, a nixpkgs that the catalog does not know: someone chose it, so it stays unless asked otherwise."""
     return {
-        recipe.name: recipe.pins[0]
+        recipe.name: recipe.all_pins[0]
         for recipe in context.recipes
-        if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.pins
-        if context.pins.find_nixpkgs(recipe.pins[0].rev) is None
+        if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.all_pins
+        if context.pins.find_nixpkgs(recipe.all_pins[0].rev) is None
     }
 
 
@@ -324,7 +330,11 @@ def _migrated(
         assert text is not None
         if text == recipe.text:
             return as_(MigrationStatus.KEPT, "already canonical")
-        return as_(MigrationStatus.REWRITTEN, _rules(problems) or "correct, but not in the canonical form", text)
+        right = "correct, but not in the canonical form"
+        if recipe.opaque and recipe.builder:
+            right = f"it calls {recipe.builder.path.name}, which was not evaluated"
+        reason = _rules(problems) or right
+        return as_(MigrationStatus.REWRITTEN, reason, text)
     if recipe.recipe_name is None:
         return as_(MigrationStatus.KEPT, "not a recipe of the matrix")
     if recipe.is_sibling and recipe.recipe_name.base in context.listed:
@@ -372,11 +382,14 @@ def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFi
     rev = pin.rev if pin else standard.pin.rev
     lost += [
         f"line {other.line}: nixpkgs {other.rev}, replaced by {rev}"
-        for other in recipe.pins
+        for other in recipe.all_pins
         if not rev.startswith(other.rev)
     ]
-    if not recipe.pins:
-        lost.append(f"nixpkgs: not pinned to a revision, now {rev}")
+    if recipe.builder:
+        lost.append(f"what {recipe.builder.path.name} does, which it calls")
+    if not recipe.all_pins:
+        where = f"not named in {recipe.builder.path.name}" if recipe.builder else "not pinned to a revision"
+        lost.append(f"nixpkgs: {where}, now {rev}")
     foreign = recipe.origin is FileOrigin.FOREIGN
     comments = [] if foreign else list(context.pins.kept.get(recipe.name, KeptRow()).comments)
     claims = {line: rule for line, rule in wrong.items() if rule.startswith(("claim-", "driver-"))}

@@ -20,7 +20,7 @@ from torchtailor.nix.tree import FileOrigin, UnreadableFileError, origin, read_r
 
 TORCH = "pytorch"
 SIBLINGS = ("torchvision", "torchaudio")
-_PACKAGE = rf"(?:{TORCH}\d*|{'|'.join(SIBLINGS)})"
+_PACKAGE = rf"(?:{'|'.join((TORCH, *SIBLINGS))})\d*"
 NAME = rf"{_PACKAGE}-python\d{{3}}-(?:cuda\d+_\d+-)?(?:sm\d{{2,3}}|cpu)-[a-z0-9_]+"
 _NAME = re.compile(rf"({NAME})(?:-(.+))?")
 ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
@@ -47,6 +47,7 @@ class RecipeName:
         if not match:
             return None
         package, _, rest = match[1].partition("-")
+        package = package.rstrip("0123456789")  # torchvision025
         sibling = package in SIBLINGS
         base = f"{TORCH}-{rest}" if sibling else match[1]
         try:
@@ -74,6 +75,8 @@ class Recipe:
     variant: Variant | None = None
     evaluation: Evaluation | None = None
     unread: UnreadableFileError | None = None  # then its text is empty
+    builder: Recipe | None = None  # the file beside it that it only calls
+    is_builder: bool = False  # it is such a file itself
 
     @classmethod
     def read(cls, name: str, path: Path) -> Recipe:
@@ -114,6 +117,8 @@ class Recipe:
     @cached_property
     def is_torch(self) -> bool:
         """Whether it is a recipe of PyTorch, to which the matrix's rules apply."""
+        if self.is_builder:
+            return self.overrides_torch
         named = self.recipe_name is not None and self.recipe_name.package == TORCH and not self.is_wheel
         return named and self.readable and not self.name.endswith("-wrapper")
 
@@ -148,6 +153,20 @@ class Recipe:
         return {name: self.source.value(binding.node) for name, binding in self.row_bindings.items()}
 
     @cached_property
+    def called(self) -> Path | None:
+        """The file that all of it is a call of: `import ./lib/torch.nix { gpu = "9.0"; }`."""
+        call = self.source.returned_call
+        if call is None or self.row or call[1].type != "path_expression":
+            return None
+        path = self.path.parent / self.source.raw(call[1])
+        return path if call[0].endswith(("import", "callPackage")) and path.is_file() else None
+
+    @property
+    def opaque(self) -> bool:
+        """Whether its text says nothing of what it builds, and Nix has not evaluated it either."""
+        return self.builder is not None and self.evaluated is None
+
+    @cached_property
     def attributes(self) -> tuple[Binding, ...]:
         """What the outermost `overrideAttrs` (or builder) sets."""
         found = [
@@ -171,6 +190,12 @@ class Recipe:
     def overrides_torch(self) -> bool:
         calls = (".torch.override", ".torch.overrideAttrs", ".pytorch.override", ".pytorch.overrideAttrs")
         return any(name.endswith(calls) and not name.startswith(_IN_OVERLAYS) for name, _, _ in self.source.calls)
+
+    @property
+    def returns_torch(self) -> bool:
+        """Whether it is an overridden torch, and not something that is built on one."""
+        call = self.source.returned_call
+        return call is not None and bool(re.search(r"(?:^|\.)(?:py)?torch\.override", call[0]))
 
     def attribute(self, name: str) -> Binding | None:
         return next((binding for binding in self.attributes if binding.name == name), None)
@@ -205,6 +230,20 @@ class Recipe:
         return TextLine(binding.line, ";".join(value)) if binding and isinstance(value, tuple) else None
 
     @cached_property
+    def gpu_targets(self) -> tuple[TextLine, ...]:
+        """What each override of a torch for CUDA in the file compiles for; AMD's architectures have other names."""
+        found = []
+        for name, _, argument in self.source.calls:
+            given = {binding.name: binding for binding in self.source.inside(argument)}
+            targets = given.get("gpuTargets")
+            rocm = given.get("rocmSupport")
+            if targets is None or not name.endswith("torch.override") or (rocm and self.source.value(rocm.node)):
+                continue
+            if isinstance(value := self.source.value(targets.node), tuple):
+                found.append(TextLine(targets.line, ";".join(value)))
+        return tuple(found)
+
+    @cached_property
     def cpu_flags(self) -> TextLine | None:
         binding = self.source.last("cpuFlags")
         value = self.source.value(binding.node) if binding else None
@@ -234,6 +273,11 @@ class Recipe:
                 found.append(PinUse(match[1], str(fields.get("sha256") or ""), where))
         return tuple(found)
 
+    @property
+    def all_pins(self) -> tuple[PinUse, ...]:
+        """What it fetches, or the file that it calls."""
+        return self.pins or (self.builder.pins if self.builder else ())
+
     def _git_pin(self, argument: Any) -> list[PinUse]:
         """nixpkgs by a Git revision, which is as good as a hash."""
         fields = {binding.name: binding for binding in self.source.inside(argument)}
@@ -247,7 +291,7 @@ class Recipe:
     @property
     def is_recipe(self) -> bool:
         """Whether it is one by its name, or fetches a nixpkgs; other packages and data may be in the same folder."""
-        return self.recipe_name is not None or bool(self.pins)
+        return self.recipe_name is not None or bool(self.all_pins)
 
     @cached_property
     def is_package(self) -> bool:
@@ -262,7 +306,7 @@ class Recipe:
     @property
     def concerns_torch(self) -> bool:
         """Whether the rules have anything to say of it; nothing is known of a file that cannot be read."""
-        return self.is_recipe or self.overrides_torch or not self.readable
+        return self.is_recipe or self.overrides_torch or bool(self.gpu_targets) or not self.readable
 
     @cached_property
     def sets_cuda(self) -> bool:

@@ -198,6 +198,16 @@ class NixSource:
         body = unwrap(self.root.child_by_field_name("expression"))
         return body is not None and body.start_byte <= node.start_byte and node.end_byte <= body.end_byte
 
+    @cached_property
+    def returned_call(self) -> tuple[str, Any] | None:
+        """The function and the first argument of the call that the file evaluates to."""
+        node = unwrap(self.root.child_by_field_name("expression"))
+        first = None
+        while node is not None and node.type == "apply_expression":
+            first = node.child_by_field_name("argument")
+            node = node.child_by_field_name("function")
+        return (_dotted(node), first) if first is not None else None
+
     def raw(self, node: Any) -> str:
         """An expression as it is written, on one line."""
         return " ".join(_text(node).split())

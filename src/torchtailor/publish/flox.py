@@ -10,8 +10,9 @@ from pathlib import Path
 
 from torchtailor.catalog import NIX, Catalog, load_catalog
 from torchtailor.catalog.variants import Matrix
-from torchtailor.core.errors import BuildFailedError, EnvironmentProblem
+from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, NoMatchError
 from torchtailor.core.trust import no_option
+from torchtailor.nix.tree import tree_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,12 @@ class FloxCall:
 
     def check(self) -> None:
         """flox publishes a pushed commit: the tree must be clean, and its commit on a remote."""
-        for tool, why in (("git", "flox publishes from a git checkout"), ("flox", "`flox publish` is run")):
-            if shutil.which(tool) is None:
-                raise EnvironmentProblem(f"{tool} is not installed; {why}.", f"Install {tool}.")
+        if shutil.which("git") is None:
+            raise EnvironmentProblem("git is not installed; flox publishes from a git checkout.", "Install git.")
+        if self.package not in tree_at(self.folder).recipes:
+            raise NoMatchError(
+                f"{self.folder} has no recipe {self.package}.", "`torchtailor recipes write FOLDER` writes it."
+            )
         if self._git("rev-parse", "--is-inside-work-tree") is None:
             raise EnvironmentProblem(f"{self.folder} is not a git checkout.", "Run it in the recipes' repository.")
         if self._git("status", "--porcelain"):
@@ -52,9 +56,16 @@ class FloxCall:
                 "The current commit is on no remote.", "Push it with `git push`: flox builds from there."
             )
 
+    @property
+    def without_flox(self) -> str:
+        """What is said where flox is missing, which a dry run does not need."""
+        return "" if shutil.which("flox") else "flox is not installed; `flox publish` is run."
+
     def run(self) -> None:
         """Check, then publish; flox writes to the terminal itself."""
         self.check()
+        if self.without_flox:
+            raise EnvironmentProblem(self.without_flox, "Install flox.")
         code = subprocess.run(self.line, cwd=self.folder, check=False).returncode
         if code != 0:
             raise BuildFailedError(

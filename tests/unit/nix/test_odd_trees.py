@@ -43,8 +43,8 @@ def test_other_packages_are_not_judged_by_the_stand_in(catalog: Catalog, tree: P
     (pkgs / "hello.nix").write_text("{ pkgs }: pkgs.hello\n")
     (pkgs / "data.nix").write_text("{ a = 1; }\n")
     (pkgs / "empty.nix").write_text("# nothing\n")
-    assert rules(catalog, tree, "hello") == rules(catalog, tree, "data") == {"file-unknown"}
-    assert rules(catalog, tree, "empty") == {"file-unknown", "syntax"}
+    assert rules(catalog, tree, "hello") == rules(catalog, tree, "data") == set()
+    assert rules(catalog, tree, "empty") == {"syntax"}
     assert [job.name for job in plan_recipes(catalog, tree, (), tree / "out").jobs] == [NAME]
     assert [job.name for job in plan_recipes(catalog, tree, ["hello"], tree / "out").jobs] == ["hello"]
 
@@ -67,7 +67,7 @@ def test_folders_and_links_that_end_in_nix(catalog: Catalog, tree: Path) -> None
     (tree / ".flox" / "pkgs" / "folder.nix").mkdir()
     assert rules(catalog, tree, NAME) == set()
     (tree / ".flox" / "pkgs" / "gone.nix").symlink_to("nowhere.nix")
-    assert rules(catalog, tree, "gone") == {"unreadable", "file-unknown"}
+    assert rules(catalog, tree, "gone") == {"unreadable"}
     assert rules(catalog, tree, NAME) == set()
 
 
@@ -193,3 +193,62 @@ def test_dropped_patches_at_an_unknown_pin_are_a_note(catalog: Catalog, tmp_path
         own.write_text(dropped.replace("6a030d535719c5190187c4cec156f335e95e3211", rev))
         (report,) = audit(catalog, tmp_path, use_nix=False, release="cuda-13_0")
         assert [item.severity.value for item in report.findings if item.rule == "toolkit-stub"] == [severity]
+
+
+OVERLAY = """final: prev: {
+  pythonPackagesExtensions = prev.pythonPackagesExtensions ++ [
+    (pfinal: pprev: { torch = pprev.torch.override { gpuTargets = [ "TARGET" ]; ROCM }; })
+  ];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "rocm", "expected"),
+    [
+        ("sm_90", "", {"arch-spelling"}),
+        ("9.0", "", set()),
+        ("gfx1151", "rocmSupport = true;", set()),
+        ("gfx1151", "rocmSupport = false;", {"arch-spelling"}),
+    ],
+)
+def test_architectures_are_read_in_every_file(
+    catalog: Catalog, tree: Path, target: str, rocm: str, expected: set[str]
+) -> None:
+    text = OVERLAY.replace("TARGET", target).replace("ROCM", rocm)
+    (tree / ".flox" / "pkgs" / "overlay.nix").write_text(text)
+    assert rules(catalog, tree, "overlay") == expected
+
+
+def test_what_is_built_on_torch_needs_no_name_of_a_variant(catalog: Catalog, tree: Path) -> None:
+    """88 recipes of a public tree of vLLM were to be renamed."""
+    torch = "pkgs.python313Packages.torch.override { cudaSupport = true; }"
+    pkgs = tree / ".flox" / "pkgs"
+    (pkgs / "vllm.nix").write_text(f"{{ pkgs }}: pkgs.python313Packages.vllm.override {{ torch = {torch}; }}\n")
+    (pkgs / "fast.nix").write_text(f"{{ pkgs }}: {torch}\n")
+    (pkgs / "pytorch-python313-darwin-mps.nix").write_text("{ pkgs }: pkgs.python313Packages.torch\n")
+    assert rules(catalog, tree, "vllm") == rules(catalog, tree, "pytorch-python313-darwin-mps") == set()
+    assert rules(catalog, tree, "fast") == {"file-unknown"}
+
+
+def test_names_as_others_write_them(catalog: Catalog, tree: Path) -> None:
+    """The version of torchvision in the name, and an instruction set with a dot, which a document repeats."""
+    pkgs = tree / ".flox" / "pkgs"
+    (pkgs / "torchvision025-python313-cuda13_0-sm70-avx2.nix").write_text("{ pkgs }: pkgs.hello\n")
+    (pkgs / "torchaudio-python313-cuda13_0-sm90-armv8.2.nix").write_text("{ pkgs }: pkgs.hello\n")
+    (tree / "README.md").write_text("`torchaudio-python313-cuda13_0-sm90-armv8.2` is ready. Not so armv9.\n")
+    assert "variant-impossible" in rules(catalog, tree, "torchvision025-python313-cuda13_0-sm70-avx2")
+    (report,) = audit(catalog, tree, use_nix=False)
+    assert not [finding for finding in report.findings if finding.file == "README.md"]
+
+
+def test_migration_creates_no_recipes_of_torch_where_there_were_none(catalog: Catalog, tmp_path: Path) -> None:
+    """A tree of vLLM, and one of torchvision, got 50 recipes each that nobody had asked for."""
+    pkgs = tmp_path / "pkgs"
+    pkgs.mkdir()
+    (pkgs / "vllm.nix").write_text("{ pkgs }: pkgs.python313Packages.torch.override { }\n")
+    with pytest.raises(NoMatchError, match="nothing to migrate"):
+        migrate_recipes(catalog, pkgs, release="2.9", dry_run=True)
+    (pkgs / "torchvision-python313-cuda12_9-sm90-avx2.nix").write_text("{ pkgs }: pkgs.hello\n")
+    (migration,) = migrate_recipes(catalog, pkgs, release="2.9", dry_run=True)
+    assert migration.total == 2

@@ -13,11 +13,12 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.calling import call as run
 from tests.unit.building.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.core import store
 from torchtailor.core.disk import new_file
-from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.core.store import FolderStore, RemoteStore, Store, open_store
 from torchtailor.fetch.cache import Cache
 from torchtailor.publish.flox import FloxCall
@@ -306,17 +307,17 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    with pytest.raises(EnvironmentProblem, match="flox is not installed"):
+    with pytest.raises(NoMatchError, match="has no recipe pytorch-python313-cpu-avx2"):
         call.check()
-    (tools / "flox").write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit $(cat {log}.code)\n')
-    (tools / "flox").chmod(0o755)
+    (repo / ".flox" / "pkgs").mkdir(parents=True)
+    (repo / ".flox" / "pkgs" / f"{call.package}.nix").write_text("{ }")
     with pytest.raises(EnvironmentProblem, match="not a git checkout"):
         call.check()
     git(repo, "init", "-q", "-b", "main")
     (repo / "file").write_text("x")
     with pytest.raises(EnvironmentProblem, match="not committed"):
         call.check()
-    git(repo, "add", "file")
+    git(repo, "add", ".")
     git(repo, "commit", "-qm", "x")
     with pytest.raises(EnvironmentProblem, match="no remote"):
         call.check()
@@ -326,6 +327,14 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
         call.run()
     assert not log.exists()
     git(repo, "push", "-q", "origin", "main")
+    shown = run("publish", repo, "--flox", "my-org", "--package", call.package, "-n")
+    assert shown.returncode == 0, shown.stderr  # it needs no flox, but says so
+    assert shown.stdout.startswith("Would run flox publish -o my-org pytorch-python313-cpu-avx2 in ")
+    assert "flox is not installed" in shown.stderr
+    with pytest.raises(EnvironmentProblem, match="flox is not installed"):
+        call.run()
+    (tools / "flox").write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit $(cat {log}.code)\n')
+    (tools / "flox").chmod(0o755)
     (tmp_path / "log.code").write_text("0")
     call.run()
     assert log.read_text() == "publish -o my-org pytorch-python313-cpu-avx2\n"

@@ -52,6 +52,11 @@ class AuditContext:
         return self.pins.nixpkgs(self.release.nixpkgs)
 
     @cached_property
+    def builders(self) -> tuple[Recipe, ...]:
+        """The files that recipes only call."""
+        return tuple({recipe.builder.path: recipe.builder for recipe in self.recipes if recipe.builder}.values())
+
+    @cached_property
     def names(self) -> frozenset[str]:
         return frozenset(recipe.name for recipe in self.recipes)
 
@@ -95,7 +100,7 @@ class AuditContext:
             "none is named as a variant, overrides torch or fetches a nixpkgs.",
             f"Its package of torch can be checked: {torch}."
             if torch.is_dir()
-            else "Give a folder that has .flox/pkgs.",
+            else "Give a folder whose recipes are of PyTorch, such as pytorch-python313-cuda13_0-sm90-avx512.nix.",
         )
 
     def require_all_read(self) -> None:
@@ -110,13 +115,13 @@ class AuditContext:
 
     def knows_pins(self, recipe: Recipe) -> bool:
         """Whether it is known what the recipe's nixpkgs contains; without a pin, that of the release is assumed."""
-        return all(self.pins.find_nixpkgs(pin.rev) for pin in recipe.pins)
+        return all(self.pins.find_nixpkgs(pin.rev) for pin in recipe.all_pins)
 
     def pin_of(self, recipe: Recipe) -> NixpkgsRow | None:
         """The facts of the recipe's own pin, else of the release's; None if its pin is unknown."""
-        if not recipe.pins:
+        if not recipe.all_pins:
             return self.pin
-        return self.pins.find_nixpkgs(recipe.pins[0].rev)
+        return self.pins.find_nixpkgs(recipe.all_pins[0].rev)
 
 
 NoteCheck = Callable[[Recipe, AuditContext], bool]

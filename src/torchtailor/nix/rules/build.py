@@ -113,7 +113,9 @@ def overlay_magma(recipe: Recipe, variant: Variant, context: AuditContext) -> It
     magma = context.pins.file.magma
     if variant.build.cuda is None or variant.build.cuda.major != magma.cuda_major or context.pin_of(recipe) is None:
         return
-    patched = _is_among_patches(recipe, magma.commit[:8])
+    if recipe.opaque:
+        return
+    patched = recipe.builder is not None or _is_among_patches(recipe, magma.commit[:8])
     if recipe.evaluated and recipe.evaluated.torch:
         patched = patched and bool(recipe.evaluated.magma_patches)
     if not patched:
@@ -209,7 +211,7 @@ def cccl_links(recipe: Recipe, variant: Variant, context: AuditContext) -> Itera
 )
 def broken_refused(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     pin = context.pin_of(recipe)
-    if pin is None or variant.build.cuda is None or variant.build.cuda.major not in pin.broken_cuda:
+    if pin is None or variant.build.cuda is None or variant.build.cuda.major not in pin.broken_cuda or recipe.builder:
         return
     allowed = any(recipe.source.value(binding.node) is True for binding in recipe.source.named("allowBroken"))
     if not allowed:
@@ -255,7 +257,7 @@ def attribute_pytorch(recipe: Recipe, context: AuditContext) -> Iterator[tuple[i
     "Override torch, which keeps nixpkgs' fixes.",
 )
 def foreign_pattern(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.is_torch and not recipe.row and not recipe.overrides_torch:
+    if recipe.is_torch and not recipe.row and not recipe.builder and not recipe.overrides_torch:
         builders = ("buildPythonPackage", "mkDerivation", "callPackage")
         line = next((line for name, line, _ in recipe.source.calls if name.endswith(builders)), 1)
         yield line, "nixpkgs' torch is not overridden"

@@ -15,7 +15,7 @@ from torchtailor.nix.shell import ShellCommand, commands
 from torchtailor.nix.syntax import TextLine
 from torchtailor.nix.tree import FileOrigin, origin, read_document
 
-_NAME = re.compile(rf"(?<![\w-]){NAME}(?:-[a-z][a-z0-9_-]*)?")
+_NAME = re.compile(rf"(?<![\w-]){NAME}(?:\.\d+)?(?:-[a-z][a-z0-9_-]*)?")  # also what is misspelt, as armv8.2
 _FAILS = re.compile(r"\b(?:exit|return)\s+(?:[1-9]|\"?\$)|\bset\s+-\w*e|\bfalse\b")
 _LOOKS = ("grep", "rg", "nix-instantiate", "diff", "test", "[", "[[", "ls", "find")
 

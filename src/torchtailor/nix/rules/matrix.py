@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.nix.nixlibrary import library_files
-from torchtailor.nix.recipe import Recipe
+from torchtailor.nix.recipe import SIBLINGS, TORCH, Recipe
 from torchtailor.nix.render import rerender, sibling_name
 from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, tree_rule
 from torchtailor.nix.tree import FileOrigin, origin, read_document
@@ -26,7 +26,7 @@ _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
     "Give the release with --release.",
 )
 def release_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    if not context.identified.certain and context.recipes and not context.package:
+    if not context.identified.certain and any(recipe.is_recipe for recipe in context.recipes) and not context.package:
         yield context.recipes[0].path, 1, f"the release of this tree is not certain: {context.identified.doubt}"
 
 
@@ -117,12 +117,15 @@ def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
 @recipe_rule(
     "file-unknown",
     Severity.WARNING,
-    "a file in pkgs that is not a recipe of the matrix",
+    "a recipe of PyTorch, torchvision or torchaudio whose file name is not a variant's",
     "Move it elsewhere, or rename it to a variant's name.",
 )
 def file_unknown(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.name in context.spark or (recipe.name == TOOL and context.from_wheels) or context.package:
         return
+    named = recipe.name.startswith((TORCH, *SIBLINGS))
+    if recipe.is_builder or not (named or recipe.returns_torch) or "-darwin-" in recipe.name:
+        return  # another package, or one of a platform that no variant is for
     if recipe.recipe_name is None:
         yield 1, "the file name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
     elif recipe.variant is None:

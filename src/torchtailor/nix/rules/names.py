@@ -21,7 +21,7 @@ _SPELLING = re.compile(r"\d{1,2}\.\d[af]?(?:\+PTX)?")
     "Set pname to the file name; the version of PyTorch is in `version`.",
 )
 def pname(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if not (recipe.is_torch or recipe.is_sibling):
+    if recipe.is_builder or recipe.opaque or not (recipe.is_torch or recipe.is_sibling):
         return
     found = recipe.pname
     if found is None:
@@ -60,7 +60,9 @@ def row_name(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]
     "Set gpuArchSM to the compute capability in the file name.",
 )
 def arch_name(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    found = recipe.architecture
+    found = recipe.targets if recipe.builder else recipe.architecture
+    if recipe.opaque:
+        return
     if variant.gpu is None:
         if recipe.targets and recipe.targets.text:
             yield recipe.targets.number, f"a CPU-only recipe compiles for {recipe.targets.text}"
@@ -74,19 +76,22 @@ def arch_name(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterat
         yield found.number, f"the architecture is {found.text}; the file name has {wanted}"
 
 
-@variant_rule(
+@recipe_rule(
     "arch-spelling",
     Severity.ERROR,
     "`sm_90` where PyTorch expects `9.0`: nixpkgs passes gpuTargets on unchanged",
     "Write the compute capability with a dot.",
 )
-def arch_spelling(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    found = recipe.targets or recipe.architecture
-    if found is None or not found.text:
+def arch_spelling(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if not recipe.readable or recipe.row:
         return
-    for word in found.text.split(";"):
-        if not _SPELLING.fullmatch(word):
-            yield found.number, f"gpuTargets has {word!r}, which is not valid in TORCH_CUDA_ARCH_LIST"
+    written = list(recipe.gpu_targets)
+    if recipe.is_torch and recipe.variant and (found := recipe.targets or recipe.architecture):
+        written.append(found)
+    for found in dict.fromkeys(written):
+        for word in found.text.split(";"):
+            if word and not _SPELLING.fullmatch(word):
+                yield found.number, f"gpuTargets has {word!r}, which is not valid in TORCH_CUDA_ARCH_LIST"
 
 
 def _listed_capabilities(recipe: Recipe) -> Mapping[str, Sequence[TextLine]]:
@@ -199,7 +204,9 @@ def platform(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]
     variant = recipe.variant
     if variant is None or recipe.row or not (recipe.is_torch or recipe.is_sibling or recipe.is_wheel):
         return
-    if recipe.platforms is None or recipe.source.last("platforms") is None:
+    if recipe.opaque:
+        return
+    if recipe.platforms is None or (recipe.source.last("platforms") is None and not recipe.builder):
         yield 1, f'meta.platforms is not set; it must be [ "{variant.platform}" ]'
         return
     found, line = recipe.platforms
@@ -216,6 +223,8 @@ def platform(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]
 def cpu_flags(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     found = recipe.cpu_flags
     isa = variant.isa
+    if recipe.builder:
+        return
     if found is None:
         yield 1, f"no CPU flags are set; {isa.label} needs {' '.join(isa.compile_flags)}"
     elif not fits_isa(isa, found.text.split()):
@@ -256,7 +265,7 @@ def cpu_flags_unused(recipe: Recipe, variant: Variant, context: AuditContext) ->
 )
 def sibling_torch(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     variant, name = recipe.variant, recipe.recipe_name
-    if not recipe.is_sibling or variant is None or name is None:
+    if not recipe.is_sibling or variant is None or name is None or recipe.builder:
         return
     imported = [path for path in recipe.source.paths if "pytorch" in path.text]
     for path in imported:

@@ -40,7 +40,7 @@ def syntax(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     "Use only what nixpkgs has at the pin, as `torchtailor recipes write` does.",
 )
 def evaluation(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.failed and not recipe.failed.unknown_pin and recipe.readable and not _needs_sibling(recipe):
+    if recipe.failed and not recipe.failed.unknown and recipe.readable and not _needs_sibling(recipe):
         yield recipe.failed.line, f"Nix cannot evaluate it: {recipe.failed.message}"
 
 

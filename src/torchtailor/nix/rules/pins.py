@@ -44,7 +44,9 @@ def pin_wrong(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]
     "Import nixpkgs with builtins.fetchTarball at the release's revision.",
 )
 def pin_missing(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.is_torch and not recipe.pins:
+    if recipe.is_torch and not recipe.is_builder and not recipe.opaque and not recipe.all_pins:
+        if recipe.evaluated and recipe.evaluated.pin:
+            return
         yield 1, "nixpkgs is not pinned, so the build depends on the machine"
 
 
@@ -69,7 +71,8 @@ def pin_hash(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]
     "Pin one revision for all recipes of a release.",
 )
 def pins_several(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    uses = [(pin.rev, recipe.path, pin.line) for recipe in context.recipes if recipe.readable for pin in recipe.pins]
+    readable = (recipe for recipe in (*context.recipes, *context.builders) if recipe.readable)
+    uses = [(pin.rev, recipe.path, pin.line) for recipe in readable for pin in recipe.pins]
     counts = Counter(rev for rev, _, _ in uses)
     if len(counts) < 2:
         return
@@ -89,16 +92,21 @@ def pin_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     uses: dict[str, list[tuple[Path, int]]] = {}
     for recipe in context.recipes:
         if recipe.readable:
-            for pin in recipe.pins:
+            for pin in recipe.all_pins:
                 if context.pins.find_nixpkgs(pin.rev) is None:
-                    uses.setdefault(pin.rev, []).append((recipe.path, pin.line))
-            if recipe.failed and recipe.failed.unknown_pin:
-                uses.setdefault(recipe.failed.message, []).append((recipe.path, recipe.failed.line))
-    for rev, places in uses.items():
+                    where = recipe.path if recipe.pins else recipe.builder.path if recipe.builder else recipe.path
+                    uses.setdefault(pin.rev, []).append((where, pin.line))
+            if recipe.failed and recipe.failed.unknown:
+                uses.setdefault(recipe.failed.unknown, []).append((recipe.path, recipe.failed.line))
+    for what, places in uses.items():
         path, line = places[0]
-        what = rev[:12] if _REVISION.fullmatch(rev) else rev.rpartition(" ")[2]
         unchecked = "its package sets, versions and drivers are not checked"
-        yield path, line, f"nixpkgs {what} ({len(places)} recipes) is unknown: {unchecked}"
+        if _REVISION.fullmatch(what):
+            yield path, line, f"nixpkgs {what[:12]} ({len(places)} recipes) is unknown: {unchecked}"
+        elif what.startswith("nixpkgs"):
+            yield path, line, f"{what} ({len(places)} recipes) is unknown: {unchecked}"
+        else:
+            yield path, line, f"{what} is not fetched: {len(places)} recipes that need it were not evaluated"
 
 
 @recipe_rule(
@@ -127,7 +135,7 @@ def hash_placeholder(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
 
 def _fixed(recipe: Recipe, context: AuditContext) -> bool:
     """Whether its nixpkgs is one revision, so that a floating name in it stays what it is."""
-    return bool(recipe.pins)
+    return bool(recipe.all_pins)
 
 
 @variant_rule(

@@ -26,18 +26,25 @@ let
       inherit url rev;
       sha256 = if builtins.isString args then null else args.sha256 or null;
     }
-    // (if rev == "" && !own then throw "torchtailor does not know nixpkgs at ${url}" else known.${rev});
+    // (if rev == "" && !own then notFetched url else known.${rev});
 
-  # nixpkgs by a Git revision; other repositories are fetched as they are.
+  notFetched =
+    url:
+    throw "torchtailor does not fetch ${
+      if builtins.match ".*/nixpkgs/.*" url == null then "" else "nixpkgs at "
+    }${url}";
+
+  # nixpkgs by a Git revision.
   gitPinOf =
-    fetch: args:
+    args:
     let
-      name = builtins.baseNameOf (args.url or args.repo or "");
+      url = if builtins.isString args then args else args.url or args.repo or "a repository";
+      name = builtins.baseNameOf url;
     in
     if args ? rev && (name == "nixpkgs" || name == "nixpkgs.git") then
       pinOf { url = "https://github.com/NixOS/nixpkgs/archive/${args.rev}.tar.gz"; }
     else
-      fetch args;
+      notFetched url;
 
   evaluate =
     { path, system }:
@@ -48,8 +55,9 @@ let
       scope = {
         builtins = builtins // {
           fetchTarball = pinOf;
-          fetchGit = gitPinOf builtins.fetchGit;
-          fetchTree = gitPinOf builtins.fetchTree;
+          fetchGit = gitPinOf;
+          fetchTree = gitPinOf;
+          getFlake = notFetched;
           currentSystem = system;
         };
         fetchTarball = pinOf;
@@ -58,8 +66,8 @@ let
           target:
           if builtins.isAttrs target && target.standin or false then
             args: nixpkgs target ({ inherit system; } // args)
-          else if builtins.isPath target && builtins.dirOf target == builtins.dirOf file then
-            load target
+          else if builtins.isPath target && builtins.baseNameOf target != "torchtailor" then
+            load target # with the same stand-ins; not the library, which fetches nothing
           else
             import target;
       };
