@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchtailor.cli._options import listed
+from torchtailor.cli._options import listed, parameter, takes
 from torchtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +49,7 @@ class CutOption:
             min=self.range[0] if self.range else None,
             max=self.range[1] if self.range else None,
         )
-        default = False if self.kind is bool else None
-        kind = bool if self.kind is bool else self.kind | None
-        return inspect.Parameter(
-            self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-        )
+        return parameter(self.name, Annotated[bool if self.kind is bool else self.kind | None, option])
 
 
 OPTIONS = (
@@ -146,31 +141,13 @@ class ChosenCut:
 def takes_cut(command: str, *, panel: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command, in the place of its parameter `cut`, the options of the table."""
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in signature.parameters.items()
-        ]
-        mine = [option.parameter(command, panel) for option in OPTIONS if option.name not in signature.parameters]
-        place = list(signature.parameters).index("cut")
-        parameters = [*own[:place], *mine, *own[place + 1 :]]
+    def chosen(given: dict[str, Any]) -> ChosenCut:
+        for name in given:
+            if (command, name) in REFUSED:
+                raise _refusal(command, name)
+        return ChosenCut(given)
 
-        @wraps(function)
-        def run(**values: Any) -> None:
-            written = {one.name: values.pop(one.name) for one in mine}
-            usual = {one.name: one.default for one in mine}
-            given = {name: one for name, one in written.items() if one not in (None, []) and one is not usual[name]}
-            for name in given:
-                if (command, name) in REFUSED:
-                    raise _refusal(command, name)
-            function(cut=ChosenCut(given), **values)
-
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
+    return takes("cut", [option.parameter(command, panel) for option in OPTIONS], chosen)
 
 
 def _refusal(command: str, name: str) -> UsageError:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from torchtailor.core.errors import TorchtailorError, UsageError
+from torchtailor.fetch.options import IndexOptions
 
 _WHEELS = "From official wheels (--via wheel)"
 CUT_WHEELS = "How wheels are cut (--via wheel)"
@@ -50,34 +54,39 @@ ImagePlatform = Annotated[
 ]
 ImageInsecure = Annotated[bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")]
 
+# Of what asks indexes
+_INDEX_OPTIONS = {
+    "index_url": Annotated[
+        str | None,
+        typer.Option(
+            "--index-url", "-i", metavar="URL", help="This index instead of pip's and uv's.", rich_help_panel=_INDEXES
+        ),
+    ],
+    "extra_index_urls": Annotated[
+        list[str] | None,
+        typer.Option("--extra-index-url", metavar="URL", help="One more index.", rich_help_panel=_INDEXES),
+    ],
+    "find_links": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--find-links", "-f", metavar="PATH|URL", help="A folder or page with wheels.", rich_help_panel=_INDEXES
+        ),
+    ],
+    "offline": Annotated[
+        bool, typer.Option("--offline", help="Use the cache and local folders only.", rich_help_panel=_INDEXES)
+    ],
+    "index_strategy": Annotated[
+        str | None,
+        typer.Option(
+            "--index-strategy",
+            metavar="RULE",
+            help="first-index: of several, the first that has a package; unsafe-best-match: the newest, as pip.",
+            rich_help_panel=_INDEXES,
+        ),
+    ],
+}
+
 # Of a build from official wheels
-IndexUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--index-url", "-i", metavar="URL", help="This index instead of pip's and uv's.", rich_help_panel=_INDEXES
-    ),
-]
-ExtraIndexUrl = Annotated[
-    list[str] | None, typer.Option("--extra-index-url", metavar="URL", help="One more index.", rich_help_panel=_INDEXES)
-]
-IndexStrategy = Annotated[
-    str | None,
-    typer.Option(
-        "--index-strategy",
-        metavar="RULE",
-        help="first-index: of several, the first that has a package; unsafe-best-match: the newest, as pip.",
-        rich_help_panel=_INDEXES,
-    ),
-]
-FindLinks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--find-links", "-f", metavar="PATH|URL", help="A folder or page with wheels.", rich_help_panel=_INDEXES
-    ),
-]
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Use the cache and local folders only.", rich_help_panel=_INDEXES)
-]
 With = Annotated[
     list[str] | None,
     typer.Option(
@@ -191,3 +200,55 @@ def only(option: str, words: list[str] | None) -> str | None:
 def listed(words: list[str] | None) -> tuple[str, ...]:
     """The names in options that may be repeated and may hold several, with commas."""
     return tuple(name.strip() for word in words or () for name in word.split(",") if name.strip())
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def parameter(name: str, annotation: Any) -> inspect.Parameter:
+    """An option as typer takes it: a switch that is off, or what is not given."""
+    default = False if get_args(annotation)[0] is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+INDEX_PARAMETERS = [parameter(name, annotation) for name, annotation in _INDEX_OPTIONS.items()]
+
+
+def takes(place: str, options: Sequence[inspect.Parameter], gather: Callable[[dict[str, Any]], object]) -> Decorator:
+    """Gives a command options in the place of one parameter, which gets what `gather` makes of those that are given.
+
+    Where the command has one of them itself, it stays the command's.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+        own = [
+            one.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, one in signature.parameters.items()
+        ]
+        mine = [one for one in options if one.name not in signature.parameters]
+        at = list(signature.parameters).index(place)
+        parameters = [*own[:at], *mine, *own[at + 1 :]]
+
+        @wraps(function)
+        def run(**values: Any) -> Any:
+            written = {one.name: (values.pop(one.name), one.default) for one in mine}
+            given = {name: one for name, (one, usual) in written.items() if one not in (None, []) and one is not usual}
+            return function(**{place: gather(given)}, **values)
+
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def takes_indexes(*names: str) -> Decorator:
+    """Gives a command, in the place of its parameter `indexes`, these options of indexes; all where none is named."""
+    return takes("indexes", [one for one in INDEX_PARAMETERS if one.name in names or not names], index_options)
+
+
+def index_options(given: dict[str, Any]) -> IndexOptions:
+    """The options that were given."""
+    chosen: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+    return IndexOptions(**chosen)

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchtailor.core.progress import Progress
+from torchtailor.cli import _options
+from torchtailor.fetch.options import IndexOptions
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+    from torchtailor.core.progress import Progress
     from torchtailor.fetch.finder import Finder
     from torchtailor.fetch.target import Target
-    from torchtailor.verification.inspection.measure import Sizes, Wanted
+    from torchtailor.verification.inspection.measure import Sizes
 
 
 @dataclass(frozen=True)
 class SizeSources:
     """Where to look for what is measured."""
 
+    indexes: IndexOptions
     python: str | None = None
     platform: str | None = None
     insecure: bool = False
-    index_url: str | None = None
-    extra_index_urls: Sequence[str] = ()
-    find_links: Sequence[str] = ()
-    index_strategy: str | None = None
-    offline: bool = False
-    progress: Progress = field(default_factory=Progress)
 
-    def measured(self, name: str, wanted: Wanted) -> Sizes:
+    def measured(self, name: str, progress: Progress, *, kernels: bool = False) -> Sizes:
         """The sizes of what a word names; a path that exists counts first."""
         from torchtailor.cli._artifacts import artifact_named
         from torchtailor.verification.inspection.measure import measure
@@ -40,9 +36,9 @@ class SizeSources:
 
         if asked := self.requirement(name):
             file = released_wheel(self.finder, asked, self.target)
-            return measure_released(self.finder, file, wanted, progress=self.progress)
-        with artifact_named(name, platform=self.platform, insecure=self.insecure, progress=self.progress) as artifact:
-            return measure(artifact, wanted, progress=self.progress)
+            return measure_released(self.finder, file, kernels=kernels, progress=progress)
+        with artifact_named(name, platform=self.platform, insecure=self.insecure, progress=progress) as artifact:
+            return measure(artifact, kernels=kernels, progress=progress)
 
     def requirement(self, name: str) -> Requirement | None:
         """What a word asks an index for; None where it names a path or an image."""
@@ -52,19 +48,9 @@ class SizeSources:
 
     @cached_property
     def finder(self) -> Finder:
-        """Of the indexes of the command line, pip and uv."""
-        from torchtailor.fetch.cache import Cache
         from torchtailor.fetch.finder import Finder
-        from torchtailor.fetch.settings import read_settings
 
-        settings = read_settings(
-            index_url=self.index_url,
-            extra_index_urls=self.extra_index_urls,
-            find_links=self.find_links,
-            offline=self.offline,
-            strategy=self.index_strategy,
-        )
-        return Finder(settings, Cache())
+        return Finder.of(self.indexes)
 
     @cached_property
     def target(self) -> Target:
@@ -78,3 +64,22 @@ class SizeSources:
         names = {value: key for key, value in ARCHITECTURES.items()}
         arch = (self.platform or "").rpartition("/")[2]
         return Target(self.python or running_python(), names.get(arch, arch) or platform.machine())
+
+
+def _sources(given: dict[str, Any]) -> SizeSources:
+    own = {name: given.pop(name) for name in ("platform", "insecure") if name in given}
+    python = _options.only("--python", given.pop("python", None))
+    return SizeSources(_options.index_options(given), python, **own)
+
+
+# Gives a command, in the place of its parameter `sources`, the options of all that may be measured.
+takes_sources = _options.takes(
+    "sources",
+    [
+        _options.parameter("python", _options.Python),
+        _options.parameter("platform", _options.ImagePlatform),
+        _options.parameter("insecure", _options.ImageInsecure),
+        *_options.INDEX_PARAMETERS,
+    ],
+    _sources,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +13,11 @@ from torchtailor.catalog.methods import SOURCE, WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 from torchtailor.core.errors import UsageError
+from torchtailor.fetch.options import IndexOptions
 
 
 @_cut.takes_cut("build", panel=options.CUT_WHEELS)
+@options.takes_indexes()
 def command(
     variants: Annotated[
         list[str] | None,
@@ -33,11 +35,7 @@ def command(
     cut: _cut.ChosenCut,
     wheel_variants: options.Variants = False,
     glibc: options.Glibc = "2.28",
-    index_url: options.IndexUrl = None,
-    extra_index_url: options.ExtraIndexUrl = None,
-    find_links: options.FindLinks = None,
-    offline: options.Offline = False,
-    index_strategy: options.IndexStrategy = None,
+    indexes: IndexOptions,
     dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -84,11 +82,7 @@ def command(
             variants=wheel_variants,
             without_gpu=_cut.without_gpu("build", gpu),
             glibc=glibc,
-            index_url=index_url,
-            extra_index_urls=tuple(extra_index_url or ()),
-            find_links=tuple(find_links or ()),
-            offline=offline,
-            index_strategy=index_strategy,
+            **asdict(indexes),
         ),
         SOURCE: SourceOptions(
             source=source,

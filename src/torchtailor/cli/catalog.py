@@ -12,6 +12,7 @@ import typer
 from torchtailor.cli import _options
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.core.errors import ExitCode
+from torchtailor.fetch.options import IndexOptions
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Dotted
@@ -31,6 +32,7 @@ def group() -> None:
 
 
 @app.command("update", cls=GroupedCommand, short_help="Add what is new on the indexes.")
+@_options.takes_indexes("index_url", "extra_index_urls", "find_links")
 def update(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also read the libraries of new wheels (hundreds of MB each).")
@@ -43,9 +45,8 @@ def update(
         bool, typer.Option("--write-data", help="Write to the catalog of this repository, not to torchtailor.toml.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the rows, and write nothing.")] = False,
-    index_url: _options.IndexUrl = None,
-    extra_index_url: _options.ExtraIndexUrl = None,
-    find_links: _options.FindLinks = None,
+    *,
+    indexes: IndexOptions,
     json: _options.Json = False,
     quiet: _options.Quiet = False,
 ) -> int:
@@ -58,19 +59,16 @@ def update(
     from torchtailor.catalog import load_catalog
     from torchtailor.catalog.age import today
     from torchtailor.cli.ui import ProgressBar, err, out, print_json
-    from torchtailor.fetch.cache import Cache
     from torchtailor.fetch.finder import Finder
-    from torchtailor.fetch.settings import read_settings
     from torchtailor.fetch.upkeep import write
     from torchtailor.fetch.upkeep.update import find_updates
 
     data = write.repository_data() if write_data else None
     catalog = load_catalog(data)  # a user's file is not part of the repository's catalog
-    settings = read_settings(index_url=index_url, extra_index_urls=extra_index_url or (), find_links=find_links or ())
     with ProgressBar(quiet=quiet or json) as bar:
         found = find_updates(
             catalog,
-            Finder(settings, Cache()),
+            Finder.of(indexes),
             measured=measure,
             since=_release_line(since) if since else None,
             today=today(),

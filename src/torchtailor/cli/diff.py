@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.cli import _options
+from torchtailor.cli._sizes import SizeSources, takes_sources
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _WHAT = "A library, wheel, folder or environment; an image as docker://, oci: ...; a release as torch==2.11.0."
 
 
+@takes_sources
 def command(
     old: Annotated[str, typer.Argument(metavar="OLD", help=_WHAT)],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same.")],
@@ -25,41 +27,22 @@ def command(
     budget: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Fail with exit code 10 where NEW exceeds the [budget] of FILE.")
     ] = None,
-    python: _options.Python = None,
-    platform: _options.ImagePlatform = None,
-    insecure: _options.ImageInsecure = False,
-    index_url: _options.IndexUrl = None,
-    extra_index_url: _options.ExtraIndexUrl = None,
-    index_strategy: _options.IndexStrategy = None,
-    find_links: _options.FindLinks = None,
-    offline: _options.Offline = False,
+    *,
+    sources: SizeSources,
     markdown: Annotated[bool, typer.Option("--markdown", help="A few lines for a pull request.")] = False,
     report: _options.Report = None,
     json: _options.Json = False,
 ) -> int:
     """Show where two artifacts differ in size; fail over a budget."""
-    from torchtailor.cli._sizes import SizeSources
     from torchtailor.cli.ui import ProgressBar, err, out, print_json, print_text
-    from torchtailor.verification.inspection.measure import Wanted
     from torchtailor.verification.sizes.budget import exceeded, read_budget, unmatched
     from torchtailor.verification.sizes.compare import SizeComparison
     from torchtailor.verification.sizes.markdown import markdown as as_markdown
 
     allowed = read_budget(budget) if budget else None
     with ProgressBar(quiet=json or markdown) as bar:
-        sources = SizeSources(
-            python=_options.only("--python", python),
-            platform=platform,
-            insecure=insecure,
-            index_url=index_url,
-            extra_index_urls=extra_index_url or (),
-            index_strategy=index_strategy,
-            find_links=find_links or (),
-            offline=offline,
-            progress=bar,
-        )
-        wanted = Wanted(kernels=kernels)
-        comparison = SizeComparison(sources.measured(old, wanted), sources.measured(new, wanted))
+        before, after = (sources.measured(one, bar, kernels=kernels) for one in (old, new))
+    comparison = SizeComparison(before, after)
     over = tuple(exceeded(comparison, allowed)) if allowed else ()
     if report:
         from torchtailor.verification.sizes.page import write_page

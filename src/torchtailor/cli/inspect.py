@@ -55,29 +55,22 @@ def command(
     from torchtailor.verification.inspection.document import inspect_document
     from torchtailor.verification.inspection.inspect import inspect
     from torchtailor.verification.inspection.kernels import merged
-    from torchtailor.verification.inspection.measure import Wanted, measure
-    from torchtailor.verification.inspection.unused import repeated
 
     with ProgressBar(quiet=json) as bar, ExitStack() as stack:
         artifacts = [
             stack.enter_context(artifact_named(path, platform=platform, insecure=insecure, progress=bar))
             for path in paths
         ]
-        inspection = inspect(artifacts, gpus=gpu or (), progress=bar)
-        wanted = Wanted(kernels=kernels, use=unused)
-        sizes = [measure(artifact, wanted, progress=bar) for artifact in artifacts] if kernels or unused else []
-    rows = [row for one in sizes for row in one.kernels if only in row.name or only in row.code]
-    use = {library: found for one in sizes for library, found in one.use.items()}
-    left = [code for found in use.values() for code in found.unused] + [*repeated(use)]
+        inspection = inspect(artifacts, gpus=gpu or (), kernels=kernels, use=unused, progress=bar)
+    rows = [row for row in inspection.kernels if only in row.name or only in row.code]
     if json:
-        loaded = [row for found in use.values() for row in found.loaded]
-        print_json("inspect", inspect_document(inspection, kernels=rows, unused=left, loaded=loaded))
+        print_json("inspect", inspect_document(inspection, rows))
     else:
         _print(inspection, detail=detail)
         if kernels:
             out().print(_kernel_table(merged(rows), top))
         if unused:
-            for shown in _unused(left):
+            for shown in _unused(inspection.unused):
                 out().print(shown, markup=False)
     for skipped in inspection.damaged:
         err().print(f"warning: skipped {skipped.reason}", markup=False)

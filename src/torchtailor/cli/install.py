@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,11 @@ import typer
 
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
+from torchtailor.fetch.options import IndexOptions
 
 
 @_cut.takes_cut("install", panel=options.CUT_WHEELS)
+@options.takes_indexes()
 def command(
     variant: Annotated[
         str | None, typer.Argument(metavar="VARIANT", help="A name such as sm90-avx512. None: this machine's.")
@@ -26,11 +29,7 @@ def command(
     gpu: options.NoGpu = None,
     *,
     cut: _cut.ChosenCut,
-    index_url: options.IndexUrl = None,
-    extra_index_url: options.ExtraIndexUrl = None,
-    find_links: options.FindLinks = None,
-    offline: options.Offline = False,
-    index_strategy: options.IndexStrategy = None,
+    indexes: IndexOptions,
     dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -57,11 +56,7 @@ def command(
         companions=tuple(companions or ()),
         **cut.choices,
         without_gpu=_cut.without_gpu("install", gpu),
-        index_url=index_url,
-        extra_index_urls=tuple(extra_index_url or ()),
-        find_links=tuple(find_links or ()),
-        offline=offline,
-        index_strategy=index_strategy,
+        **asdict(indexes),
     )
     if dry_run and json:
         ui.print_json("install-plan", planned.document)

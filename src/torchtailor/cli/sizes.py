@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.cli import _options
+from torchtailor.cli._sizes import SizeSources, takes_sources
 from torchtailor.core.errors import NoMatchError, UsageError
 
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from torchtailor.cli._sizes import SizeSources
+    from torchtailor.core.progress import Progress
     from torchtailor.verification.inspection.measure import Sizes
     from torchtailor.verification.sizes.history import HistoryDocument, ReleaseSize
 
 
+@takes_sources
 def command(
     what: Annotated[
         str,
@@ -29,43 +31,25 @@ def command(
     every: Annotated[
         bool, typer.Option("--all", help="Of a project: every release, and not the last patch of each.")
     ] = False,
-    python: _options.Python = None,
-    platform: _options.ImagePlatform = None,
-    insecure: _options.ImageInsecure = False,
-    index_url: _options.IndexUrl = None,
-    extra_index_url: _options.ExtraIndexUrl = None,
-    index_strategy: _options.IndexStrategy = None,
-    find_links: _options.FindLinks = None,
-    offline: _options.Offline = False,
+    *,
+    sources: SizeSources,
     report: _options.Report = None,
     json: _options.Json = False,
 ) -> None:
     """Show where bytes are, or how a project grew by release."""
-    from torchtailor.cli._sizes import SizeSources
     from torchtailor.cli.ui import ProgressBar, err, print_json
-    from torchtailor.verification.inspection.measure import SizesDocument, Wanted
+    from torchtailor.verification.inspection.measure import SizesDocument
     from torchtailor.verification.sizes import page
 
     with ProgressBar(quiet=json) as bar:
-        sources = SizeSources(
-            python=_options.only("--python", python),
-            platform=platform,
-            insecure=insecure,
-            index_url=index_url,
-            extra_index_urls=extra_index_url or (),
-            index_strategy=index_strategy,
-            find_links=find_links or (),
-            offline=offline,
-            progress=bar,
-        )
         asked = sources.requirement(what)
         if asked and not asked.specifier:
-            found = _history(sources, asked.name, since, every=every)
+            found = _history(sources, asked.name, since, every=every, progress=bar)
             sizes = None
         elif since or every:
             raise UsageError("--since and --all are for projects.", "Give a project's name, such as torch.")
         else:
-            sizes = sources.measured(what, Wanted())
+            sizes = sources.measured(what, bar)
     if sizes is None:
         if report:
             page.write_history(found, report)
@@ -84,10 +68,11 @@ def command(
         err().print(f"warning: {text.rstrip('.')}; it is counted as other files.", markup=False)
 
 
-def _history(sources: SizeSources, project: str, since: str | None, *, every: bool) -> HistoryDocument:
+def _history(
+    sources: SizeSources, project: str, since: str | None, *, every: bool, progress: Progress
+) -> HistoryDocument:
     from packaging.version import InvalidVersion, Version
 
-    from torchtailor.verification.inspection.measure import Wanted
     from torchtailor.verification.sizes.history import history, newest_of_each
     from torchtailor.verification.sizes.released import CHECK_NAME, measure_released, released_versions
 
@@ -106,7 +91,7 @@ def _history(sources: SizeSources, project: str, since: str | None, *, every: bo
     return history(
         project,
         (
-            (version, measure_released(sources.finder, files[version], Wanted(), progress=sources.progress))
+            (version, measure_released(sources.finder, files[version], progress=progress))
             for version in (wanted if every else newest_of_each(wanted))
         ),
     )

@@ -19,8 +19,9 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError, worker_threads
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts, FactsReader
+from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
-from torchtailor.fetch.settings import IndexSettings, IndexStrategy
+from torchtailor.fetch.settings import IndexSettings, IndexStrategy, read_settings
 from torchtailor.fetch.target import Target
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,11 @@ class Finder:
         self._unreachable: dict[str, NetworkError] = {}  # hosts that are not asked again
         self._open: dict[IndexLocation, bool] = {}  # whether an index lets us read at all
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, options: IndexOptions | None = None) -> Finder:
+        """Of the indexes of a command line, or else of pip and uv, with the user's cache."""
+        return cls(read_settings(options), Cache())
 
     def with_index(self, source: IndexLocation) -> Finder:
         """A finder with one more index; pages and metadata that were read are kept."""

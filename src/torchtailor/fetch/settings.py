@@ -14,6 +14,7 @@ from torchtailor.core.disk import expand_home
 from torchtailor.core.errors import UsageError
 from torchtailor.fetch import pipconfig, uvconfig
 from torchtailor.fetch.locations import IndexLocation, LocationKind, make_location
+from torchtailor.fetch.options import IndexOptions
 
 _log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = 30.0
@@ -64,12 +65,8 @@ class IndexSettings:
 
 
 def read_settings(
+    options: IndexOptions | None = None,
     *,
-    index_url: str | None = None,
-    extra_index_urls: Sequence[str] = (),
-    find_links: Sequence[str] = (),
-    offline: bool = False,
-    strategy: str | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> IndexSettings:
@@ -77,21 +74,22 @@ def read_settings(
 
     As with uv, additional indexes come before the default one, and those of the command line before those of files.
     """
+    options = options or IndexOptions()
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
     pip = pipconfig.read(environment)
     uv = uvconfig.read(environment, directory)
 
-    more = [make_location(url, LocationKind.INDEX, "--extra-index-url", directory) for url in extra_index_urls]
-    if index_url:
-        indexes = [make_location(index_url, LocationKind.INDEX, "--index-url", directory)]
+    more = [make_location(url, LocationKind.INDEX, "--extra-index-url", directory) for url in options.extra_index_urls]
+    if options.index_url:
+        indexes = [make_location(options.index_url, LocationKind.INDEX, "--index-url", directory)]
     else:
         indexes = [source for source in (pip.index, uv.index) if source]
         if not indexes and not pip.no_index and not uv.no_index:
             indexes = [pipconfig.default_index()]
         more += [*uv.extra, *pip.extra]
     indexes = [*more, *indexes]
-    links = [make_location(url, LocationKind.LINKS, "--find-links", directory) for url in find_links]
+    links = [make_location(url, LocationKind.LINKS, "--find-links", directory) for url in options.find_links]
     links += [*pip.links, *uv.links]
 
     for source in _distinct([*links, *indexes]):
@@ -99,23 +97,26 @@ def read_settings(
     bundle, folder = certificates(environment)
     return IndexSettings(
         sources=_distinct([*links, *indexes]),
-        explicit_index=index_url is not None,
-        offline=offline or uv.offline,
+        explicit_index=options.index_url is not None,
+        offline=options.offline or uv.offline,
         ca_bundle=_existing(pip.values.get("cert"), "pip's cert") or bundle,
         ca_folder=folder,
         client_cert=_existing(pip.values.get("client-cert"), "pip's client-cert"),
         trusted_hosts=frozenset(pip.values.get("trusted-host", "").split()),
         proxy=pip.values.get("proxy") or None,
-        strategy=IndexStrategy.read(strategy) if strategy else _configured_strategy(uv.strategy),
+        strategy=_strategy(options.index_strategy, uv.strategy),
         timeout=_number(pip.values.get("timeout") or pip.values.get("default-timeout"), DEFAULT_TIMEOUT, 0.001, 86_400),
         retries=int(_number(pip.values.get("retries"), DEFAULT_RETRIES, 0, 1000)),
     )
 
 
-def _configured_strategy(text: str) -> IndexStrategy:
-    """uv's setting; of its third value, which mixes indexes only where one has nothing that fits, the safe part."""
+def _strategy(given: str | None, configured: str) -> IndexStrategy:
+    """As given, else as uv is configured; of its third value, which mixes indexes only where one has nothing that fits,
+    the safe part."""
+    if given:
+        return IndexStrategy.read(given)
     best = IndexStrategy.UNSAFE_BEST_MATCH
-    return best if text == best.value else IndexStrategy.FIRST_INDEX
+    return best if configured == best.value else IndexStrategy.FIRST_INDEX
 
 
 def certificates(environment: Mapping[str, str]) -> tuple[Path | None, Path | None]:

@@ -22,11 +22,9 @@ from torchtailor.catalog.variants.rules import coverage
 from torchtailor.catalog.variants.select import select
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.errors import NetworkError, NoMatchError, TorchtailorError
-from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import resolve
-from torchtailor.fetch.settings import read_settings
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import choose_torch, closure_requirements
 from torchtailor.nix.blueprint import cuda_tag
@@ -68,7 +66,7 @@ class WheelPins:
 
     def __init__(self, catalog: Catalog, finder: Finder | None = None) -> None:
         self._catalog = catalog
-        self._finder = finder or Finder(read_settings(), Cache())
+        self._finder = finder or Finder.of()
         self._known: dict[tuple[str, str, Target, tuple[str, ...]], tuple[WheelPin, ...] | TorchtailorError] = {}
 
     def of(self, variant: Variant, companions: Sequence[str] = ()) -> tuple[WheelPin, ...]:

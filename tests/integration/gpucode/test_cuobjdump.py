@@ -18,7 +18,7 @@ from tests.unit.gpucode.builders import FIXTURES
 from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.inspection.inspect import inspect
-from torchtailor.verification.inspection.measure import Wanted, measure
+from torchtailor.verification.inspection.measure import measure
 from torchtailor.verification.inspection.parts import ByteClass
 
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("cuobjdump")]  # one worker downloads
@@ -88,7 +88,7 @@ def test_sizes_are_those_of_cuobjdump_and_readelf(package: str, cuobjdump: Path,
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "unpacked")
     library = next(path for path in sorted((tmp_path / "unpacked").rglob("*.so*")) if PACKAGES[package] in path.name)
-    sizes = measure(open_artifact(library), Wanted(kernels=True))
+    sizes = measure(open_artifact(library), kernels=True)
 
     ours: Counter[str] = Counter()
     for row in sizes.kernels:

@@ -15,6 +15,7 @@ from torchtailor.cli import main
 from torchtailor.cli._verbose import log_on_stderr
 from torchtailor.core.errors import ExitCode
 from torchtailor.fetch.client import Client
+from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.settings import read_settings
 
 FAT = Path(__file__).parents[1] / "gpucode" / "fixtures" / "raw.so"
@@ -63,7 +64,7 @@ def test_what_is_fetched_without_its_credentials(capsys: pytest.CaptureFixture[s
     with serve(Site()) as site, log_on_stderr(2):
         site.content |= html_index([Package("demo", "1.0")])
         url = site.url.replace("://", "://user:hunter2@") + "/simple/demo/?token=s3cret"
-        settings = read_settings(index_url=url)
+        settings = read_settings(IndexOptions(index_url=url))
         Client(settings).get(url)
         logging.getLogger("torchtailor.x").info("running pip --index-url %s, as user@host", url)
     said = capsys.readouterr().err

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pip
 import pytest
@@ -14,6 +15,7 @@ from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.urls import redact
 from torchtailor.fetch import pipconfig
 from torchtailor.fetch.locations import LocationKind
+from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.settings import IndexSettings, read_settings
 
 
@@ -25,8 +27,9 @@ def no_files_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(Path, "is_file", lambda self: not str(self).startswith("/etc/") and real(self))
 
 
-def read(tmp_path: Path, environment: dict[str, str] | None = None, **options: object) -> IndexSettings:
-    return read_settings(environment={"HOME": str(tmp_path)} | (environment or {}), directory=tmp_path, **options)  # type: ignore[arg-type]
+def read(tmp_path: Path, environment: dict[str, str] | None = None, **options: Any) -> IndexSettings:
+    environment = {"HOME": str(tmp_path)} | (environment or {})
+    return read_settings(IndexOptions(**options), environment=environment, directory=tmp_path)
 
 
 def urls(settings: IndexSettings, kind: LocationKind = LocationKind.INDEX) -> list[str]:
@@ -132,7 +135,7 @@ def test_pip_and_uv_together_and_the_command_line_over_both(tmp_path: Path) -> N
         "PIP_EXTRA_INDEX_URL": "https://uv/simple/",
     }
     assert urls(read(tmp_path, environment)) == ["https://uv/simple/", "https://pip/simple"]
-    chosen = read(tmp_path, environment, index_url="https://mine/simple", extra_index_urls=["https://e/simple"])
+    chosen = read(tmp_path, environment, index_url="https://mine/simple", extra_index_urls=("https://e/simple",))
     assert urls(chosen) == ["https://e/simple", "https://mine/simple"]
     assert chosen.explicit_index
 
@@ -159,9 +162,9 @@ def test_bad_addresses_and_paths(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not http, https or file"):
         read(tmp_path, index_url="ftp://me:secret@host/simple")
     with pytest.raises(NoMatchError, match="--find-links: nowhere does not exist"):
-        read(tmp_path, find_links=["nowhere"])
+        read(tmp_path, find_links=("nowhere",))
     (tmp_path / "here").mkdir()
-    assert read(tmp_path, find_links=["here"]).sources[0].local_path == tmp_path / "here"
+    assert read(tmp_path, find_links=("here",)).sources[0].local_path == tmp_path / "here"
 
 
 def test_passwords_are_not_shown() -> None:

@@ -13,6 +13,7 @@ from tests.unit.fetch.serving import Fault, Site, serve
 from torchtailor.core.errors import NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.resolve import resolve
 from torchtailor.fetch.settings import IndexStrategy, read_settings
 from torchtailor.fetch.target import Target
@@ -36,9 +37,8 @@ def indexes(tmp_path: Path) -> tuple[str, str]:
 
 def finder(tmp_path: Path, indexes: tuple[str, str], strategy: str | None = None, **environment: str) -> Finder:
     private, public = indexes
-    settings = read_settings(
-        index_url=public, extra_index_urls=[private], strategy=strategy, environment=environment, directory=tmp_path
-    )
+    options = IndexOptions(index_url=public, extra_index_urls=(private,), index_strategy=strategy)
+    settings = read_settings(options, environment=environment, directory=tmp_path)
     return Finder(settings, Cache(tmp_path / "cache"))
 
 
@@ -130,7 +130,8 @@ def test_pips_rule_on_request(tmp_path: Path, indexes: tuple[str, str]) -> None:
 def test_the_order_is_uvs(tmp_path: Path) -> None:
     """Additional indexes come before the default one, wherever they are configured."""
     environment = {"PIP_INDEX_URL": "https://default/simple", "PIP_EXTRA_INDEX_URL": "https://private/simple"}
-    found = read_settings(extra_index_urls=["https://given/simple"], environment=environment, directory=tmp_path)
+    options = IndexOptions(extra_index_urls=("https://given/simple",))
+    found = read_settings(options, environment=environment, directory=tmp_path)
     assert [one.url for one in found.indexes] == [
         "https://given/simple",
         "https://private/simple",
@@ -143,13 +144,8 @@ def test_wheels_of_a_folder_are_always_offered(tmp_path: Path, indexes: tuple[st
     folder.mkdir()
     package = Package("our-library", "2.0")
     (folder / package.filename).write_bytes(package.wheel())
-    settings = read_settings(
-        index_url=indexes[1],
-        extra_index_urls=[indexes[0]],
-        find_links=[str(folder)],
-        environment={},
-        directory=tmp_path,
-    )
+    options = IndexOptions(index_url=indexes[1], extra_index_urls=(indexes[0],), find_links=(str(folder),))
+    settings = read_settings(options, environment={}, directory=tmp_path)
     assert newest(Finder(settings, Cache(tmp_path / "cache"))) == "2.0"
 
 

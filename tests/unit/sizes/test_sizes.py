@@ -15,16 +15,20 @@ from tests.calling import call
 from tests.oracle.library import read_library
 from tests.unit.gpucode.builders import BASE_FLAGS, FIXTURES, Entry, Place, container, cubin, elf
 from tests.unit.gpucode.test_foreign import BUNDLE, PACKED
+from torchtailor.code.binary.elf import ElfFile
+from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.core.errors import ExitCode
 from torchtailor.trees.artifact.artifact import open_artifact
-from torchtailor.verification.inspection.measure import Sizes, Wanted, measure
+from torchtailor.verification.inspection import read
+from torchtailor.verification.inspection.inspect import inspect as read_inspection
+from torchtailor.verification.inspection.measure import Sizes, measure
 from torchtailor.verification.inspection.parts import ByteClass
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 
 
-def measured(path: Path, **wanted: bool) -> Sizes:
-    return measure(open_artifact(path), Wanted(**wanted), processes=1)
+def measured(path: Path, *, kernels: bool = False) -> Sizes:
+    return measure(open_artifact(path), kernels=kernels, processes=1)
 
 
 def wheel_of(folder: Path, name: str, files: dict[str, bytes]) -> Path:
@@ -66,7 +70,6 @@ def test_gpu_code_by_architecture_is_what_an_independent_reader_finds(path: Path
 def test_whatever_sections_hold(contents: list[bytes], arm: bool) -> None:
     data = elf(*(Place(f".data{n}", one) for n, one in enumerate(contents)), machine=183 if arm else 62)
     from torchtailor.code.binary.elf import ElfFile
-    from torchtailor.code.gpucode.scan import scan_elf
     from torchtailor.verification.inspection.parts import spans_of
 
     parsed = ElfFile.from_buffer(data)
@@ -254,3 +257,27 @@ def test_code_for_other_makers_gpus_has_its_architectures(bundle: bytes, tmp_pat
     assert codes == {row["name"]: row["stored"] for row in inspected} and len(codes) > 1
     assert sizes.packed == wheel.stat().st_size
     assert sum(row.size for row in sizes.rows if row.file == "rocm/lib.so") == len(library)
+
+
+def test_libraries_of_the_same_name_in_two_folders_are_both_told(tmp_path: Path) -> None:
+    """Only the last one was: rows were kept by the library's name."""
+    code = container(Entry(cubin("10", 9000), sm=10, kind=2, flags=BASE_FLAGS))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.so").write_bytes(elf(Place(".nv_fatbin", code)))
+    found = json.loads(call("inspect", tmp_path / "one", tmp_path / "two", "--unused", "--json").stdout)
+    assert [row["why"] for row in found["unused"]] == ["for no known GPU"] * 2 + ["repeated"]
+    assert found["loaded"] == []
+
+
+def test_what_is_wanted_of_a_library_is_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[ElfFile] = []
+
+    def counted(elf: ElfFile, *, texts: bool = False) -> LibraryCode:
+        scans.append(elf)
+        return scan_elf(elf, texts=texts)
+
+    monkeypatch.setattr(read, "scan_elf", counted)
+    inspection = read_inspection(FIXTURES / "linked.so", kernels=True, use=True)
+    assert inspection.kernels and inspection.loaded and inspection.libraries
+    assert len(scans) == 1

@@ -21,8 +21,8 @@ from torchtailor.core.pythons import find_base_python
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.resolve import resolve
-from torchtailor.fetch.settings import read_settings
 from torchtailor.fetch.target import DEFAULT_GLIBC, Target
 from torchtailor.surgery.cut import Cut
 from torchtailor.trees.wheels.name import WheelName
@@ -98,7 +98,7 @@ class SourceOutput:
         target = Target(
             self.request.variant.python, self.request.variant.arch, max(own or DEFAULT_GLIBC, DEFAULT_GLIBC)
         )
-        finder = Finder(read_settings(find_links=[str(wheel.parent)]), Cache())
+        finder = Finder.of(IndexOptions(find_links=(str(wheel.parent),)))
         try:
             label = self.request.variant.build.label
             closure = resolve([Requirement(f"torch==={version}")], finder, target, label=label)

@@ -16,10 +16,8 @@ from torchtailor.building.wheel.plan import Planner, WheelPlan
 from torchtailor.building.wheel_jobs import JobContext
 from torchtailor.catalog import Catalog
 from torchtailor.core.progress import Progress
-from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.settings import read_settings
 
 
 class WheelBackend:
@@ -34,7 +32,7 @@ class WheelBackend:
     ) -> None:
         self._catalog, self._options = catalog, options.resolved(catalog)
         self._ledger = ledger or Ledger()
-        self._finder = finder or make_finder(options)
+        self._finder = finder or Finder.of(options)
 
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> WheelPlan:
         return Planner(self._catalog, self._finder, self._options, known_rates(self._ledger)).plan(choices, out)
@@ -44,15 +42,3 @@ class WheelBackend:
         cache = self._finder.cache
         downloader = Downloader(self._finder.client, cache)
         return run_plan(plan, JobContext(self._catalog, cache, downloader, plan.out, progress), self._ledger)
-
-
-def make_finder(options: WheelOptions) -> Finder:
-    """A finder for the indexes of the options, or else of pip and uv."""
-    settings = read_settings(
-        index_url=options.index_url,
-        extra_index_urls=options.extra_index_urls,
-        find_links=options.find_links,
-        offline=options.offline,
-        strategy=options.index_strategy,
-    )
-    return Finder(settings, Cache())

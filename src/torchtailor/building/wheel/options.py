@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from torchtailor.catalog import Catalog
 from torchtailor.code.gpucode.targets import NO_GPU
 from torchtailor.core.errors import UsageError
+from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.target import DEFAULT_GLIBC
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import JobCut
@@ -20,7 +21,7 @@ _COMMA = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
 
 
 @dataclass(frozen=True, slots=True)
-class WheelOptions:
+class WheelOptions(IndexOptions):
     """What is built beside torch, how wheels are cut, and where they come from."""
 
     companions: tuple[str, ...] = ()  # torchvision, torchaudio, ...; also several in one word, with commas
@@ -28,11 +29,6 @@ class WheelOptions:
     variants: bool = False  # also an index of wheel variants
     without_gpu: bool = False  # for the CPU: a CUDA build whose GPU code is removed, whatever else there is
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
-    index_url: str | None = None
-    extra_index_urls: tuple[str, ...] = ()
-    find_links: tuple[str, ...] = ()
-    offline: bool = False
-    index_strategy: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"2\.\d{1,2}", self.glibc):

@@ -135,27 +135,14 @@ class InspectDocument(Struct):
     loaded: Annotated[tuple[Loaded, ...], Meta(description="with --unused: what each known GPU would load")] = ()
 
 
-def inspect_document(
-    inspection: Inspection,
-    *,
-    kernels: Sequence[KernelRow] = (),
-    unused: Sequence[UnusedCode] = (),
-    loaded: Sequence[Loaded] = (),
-) -> InspectDocument:
-    """The document of an inspection, and of what was asked for besides."""
+def inspect_document(inspection: Inspection, kernels: Sequence[KernelRow] | None = None) -> InspectDocument:
+    """The document of an inspection; with these of its kernels only, if any are given."""
     inputs = [
         document(InspectedInput, report, libraries=[_library(inspection, library) for library in report.libraries])
         for report in inspection.artifacts
     ]
-    return document(
-        InspectDocument,
-        inspection,
-        inputs=inputs,
-        totals=_totals(inspection),
-        kernels=kernels,
-        unused=unused,
-        loaded=loaded,
-    )
+    rows = inspection.kernels if kernels is None else kernels
+    return document(InspectDocument, inspection, inputs=inputs, totals=_totals(inspection), kernels=rows)
 
 
 def _library(inspection: Inspection, library: LibraryReport) -> InspectedLibrary:

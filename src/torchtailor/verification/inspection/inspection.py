@@ -15,6 +15,8 @@ from torchtailor.code.gpucode.targets import Targets
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import Drops, drop_rules
 from torchtailor.trees.artifact.sites import installed_path
+from torchtailor.verification.inspection.kernels import KernelRow
+from torchtailor.verification.inspection.unused import CodeUse, Loaded, UnusedCode, repeated
 
 if TYPE_CHECKING:
     from torchtailor.verification.inspection.document import InspectDocument
@@ -50,6 +52,8 @@ class ArtifactReport:
     files: tuple[CodeFile, ...] = ()  # that are GPU code themselves
     every_file: Mapping[str, int] = field(default_factory=dict)  # all of them, as they are installed, with their sizes
     nvidias: frozenset[str] = frozenset()  # those of NVIDIA's proprietary packages
+    kernels: tuple[KernelRow, ...] = ()
+    use: tuple[tuple[str, CodeUse], ...] = ()  # by library
 
     def droppable(self, policy: Policy | None) -> Iterator[Droppable]:
         """What each rule of --drop would leave out for these targets."""
@@ -76,6 +80,24 @@ class Inspection:
     @property
     def files(self) -> tuple[CodeFile, ...]:
         return tuple(file for report in self.artifacts for file in report.files)
+
+    @property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return tuple(row for report in self.artifacts for row in report.kernels)
+
+    @property
+    def _uses(self) -> list[tuple[str, CodeUse]]:
+        return [use for report in self.artifacts for use in report.use]
+
+    @property
+    def unused(self) -> tuple[UnusedCode, ...]:
+        """The code that no GPU loads, of all libraries."""
+        return (*(code for _, use in self._uses for code in use.unused), *repeated(self._uses))
+
+    @property
+    def loaded(self) -> tuple[Loaded, ...]:
+        """What each GPU would load of each library."""
+        return tuple(row for _, use in self._uses for row in use.loaded)
 
     @property
     def never_cut(self) -> dict[str, tuple[int, int]]:

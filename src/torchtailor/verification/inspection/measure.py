@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
-from torchtailor.code.binary.elf import ElfFile, NotElfError, UnsupportedElfError
-from torchtailor.code.binary.inflate import InflateSource
-from torchtailor.code.binary.source import ByteSource
-from torchtailor.code.gpucode.files import CodeFile, is_code_file
-from torchtailor.code.gpucode.foreign import foreign_code
-from torchtailor.code.gpucode.report import ImageGroup
-from torchtailor.code.gpucode.scan import scan_elf
-from torchtailor.core.cgroups import available_cores
+from torchtailor.code.binary.elf import NotElfError
 from torchtailor.core.documents import Bytes
 from torchtailor.core.errors import BadInputError
-from torchtailor.core.processes import run_all
 from torchtailor.core.progress import Progress
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.drops import files_of
 from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import WheelArchive
-from torchtailor.verification.inspection.kernels import KernelRow, host_functions, read_kernels
-from torchtailor.verification.inspection.parts import CONTAINERS, ByteClass, ByteSpan, class_of_file, spans_of
-from torchtailor.verification.inspection.unused import CodeUse, code_use
+from torchtailor.verification.inspection.kernels import KernelRow
+from torchtailor.verification.inspection.parts import ByteClass, class_of_file
+from torchtailor.verification.inspection.read import Parts, ReadLibrary, Wanted, read_libraries
 
 
 class SizeRow(msgspec.Struct, frozen=True):
@@ -48,18 +39,16 @@ class Sizes(msgspec.Struct, frozen=True, dict=True):
     name: str
     rows: tuple[SizeRow, ...]
     kernels: tuple[KernelRow, ...] = ()
-    use: Mapping[str, CodeUse] = {}  # by library
     skipped: tuple[str, ...] = ()  # what could not be read, and is counted as other files
 
     @classmethod
-    def of(cls, name: str, rows: Iterable[SizeRow], measured: Mapping[LibraryFile, MeasuredLibrary]) -> Sizes:
+    def of(cls, name: str, rows: Iterable[SizeRow], read: Mapping[LibraryFile, ReadLibrary]) -> Sizes:
         """What was found of an artifact's libraries, and the rows of all of its files."""
         return cls(
             name,
             tuple(rows),
-            tuple(row for one in measured.values() for row in one.kernels),
-            {library.name: one.use for library, one in measured.items() if one.use},
-            tuple(one.skipped for one in measured.values() if one.skipped),
+            tuple(row for one in read.values() for row in one.kernels),
+            tuple(_skipped(library, one.error) for library, one in read.items() if _matters(one.error)),
         )
 
     @cached_property
@@ -107,75 +96,50 @@ class SizeTotal:
         return SizeTotal(self.size + row.size, packed)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is read of GPU code beyond its size."""
-
-    kernels: bool = False
-    use: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A library to measure."""
-
-    library: LibraryFile
-    wanted: Wanted
-
-    @property
-    def size(self) -> int:
-        return self.library.size
-
-
-Parts = tuple[tuple[ByteClass, str, int, int | None], ...]  # class, architecture, bytes, packed bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLibrary:
-    """The bytes of one library."""
-
-    parts: Parts
-    kernels: tuple[KernelRow, ...] = ()
-    use: CodeUse | None = None
-    skipped: str = ""
-
-
 def measure(
-    artifact: Artifact, wanted: Wanted | None = None, *, processes: int | None = None, progress: Progress | None = None
+    artifact: Artifact, *, kernels: bool = False, processes: int | None = None, progress: Progress | None = None
 ) -> Sizes:
-    """Read all of an artifact, and count every byte of it once."""
+    """Read all of an artifact, and count every byte of it once; with `kernels` also the functions inside GPU code."""
     libraries = (*artifact.libraries, *artifact.code_files)
-    measured = measure_libraries(libraries, wanted, processes=processes, progress=progress)
+    read = measure_libraries(libraries, kernels=kernels, processes=processes, progress=progress)
     owners = {name: packages[0].name for name, packages in artifact.packages.items() if packages}
-    rows = [
-        row for library in libraries for row in rows_of(owners.get(library.name, ""), library.name, measured[library])
-    ]
+    rows = [row for library in libraries for row in rows_of(owners.get(library.name, ""), library, read[library])]
     rows += _other_rows(artifact, owners, {(library.owner, library.name) for library in libraries})
-    return Sizes.of(artifact.shown, rows, measured)
+    return Sizes.of(artifact.shown, rows, read)
 
 
 def measure_libraries(
-    libraries: Iterable[LibraryFile],
-    wanted: Wanted | None = None,
+    libraries: Sequence[LibraryFile],
     *,
+    kernels: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
-) -> dict[LibraryFile, MeasuredLibrary]:
-    """Libraries and files of GPU code, on all cores."""
-    jobs = [_Job(library, wanted or Wanted()) for library in libraries]
-    progress = progress or Progress()
-    progress.begin("Measuring libraries", sum(job.size for job in jobs))
-    measured = {}
-    for job, result in run_all(_measure, jobs, processes=processes or available_cores()):
-        measured[job.library] = result
-        progress.advance(job.size)
-    return measured
+) -> dict[LibraryFile, ReadLibrary]:
+    """Libraries and files of GPU code, as `rows_of` takes them."""
+    return read_libraries(libraries, Wanted(parts=True, kernels=kernels), processes=processes, progress=progress)
 
 
-def rows_of(package: str, file: str, library: MeasuredLibrary) -> Iterator[SizeRow]:
-    """The rows of a measured library."""
-    for kind, code, size, packed in library.parts:
-        yield SizeRow(package, file, kind, code, size, packed)
+def rows_of(package: str, library: LibraryFile, read: ReadLibrary) -> Iterator[SizeRow]:
+    """The rows of a library; of a file that could not be read, or is GPU code itself, without the classes of its
+    bytes."""
+    for kind, code, size, packed in read.parts or _whole_file(library, read):
+        yield SizeRow(package, library.name, kind, code, size, packed)
+
+
+def _whole_file(library: LibraryFile, read: ReadLibrary) -> Parts:
+    """A cubin, a static library: its GPU code by architecture, and the rest."""
+    packed = library.member.packed_size if library.member else None
+    if read.error:
+        return ((class_of_file(library.name), "", library.size, packed),)
+    groups = read.file.architectures if read.file else ()
+    sizes = [(ByteClass.GPU, group.label, min(group.stored, library.size)) for group in groups]
+    rest = library.size - sum(size for *_, size in sizes)
+    sizes.append((ByteClass.OTHER, "", rest))
+    return tuple(
+        (kind, code, size, None if packed is None else packed * size // max(library.size, 1))
+        for kind, code, size in sizes
+        if size
+    )
 
 
 def _other_rows(artifact: Artifact, owners: Mapping[str, str], read: set[tuple[str, str]]) -> Iterator[SizeRow]:
@@ -199,81 +163,11 @@ def _other_rows(artifact: Artifact, owners: Mapping[str, str], read: set[tuple[s
             yield SizeRow(owners.get(installed_path(name), ""), name, class_of_file(name), "", size)
 
 
-def _measure(job: _Job) -> MeasuredLibrary:
-    library = job.library
-    try:
-        if is_code_file(library.name):
-            return _measure_code_file(library)
-        with library.open() as source:
-            elf = ElfFile(source)
-            source.verify()
-            code = scan_elf(elf)
-            kernels = (
-                (*read_kernels(source, library.name, code), *host_functions(elf, library.name))
-                if job.wanted.kernels
-                else ()
-            )
-            use = code_use(source, library.name, code) if job.wanted.use and code.containers else None
-            parts = _named_parts(_parts(spans_of(elf, code), source), foreign_code(elf))
-            return MeasuredLibrary(parts, kernels, use)
-    except NotElfError:  # a large file that might have been a program
-        return _unread(library, "")
-    except UnsupportedElfError as error:
-        return _unread(library, f"{library.name}: {error.message}")
-    except BadInputError as error:
-        return _unread(library, f"{library.name}: {error.message}")
-    except OSError as error:
-        return _unread(library, f"{library.name} cannot be read: {error.strerror}.")
+def _skipped(library: LibraryFile, error: BadInputError | None) -> str:
+    text = error.message if error else ""
+    return text if library.name in text else f"{library.name}: {text}"
 
 
-def _parts(spans: Iterable[ByteSpan], source: ByteSource) -> Parts:
-    sizes: Counter[tuple[ByteClass, str]] = Counter()
-    packed: Counter[tuple[ByteClass, str]] = Counter()
-    wheel = source if isinstance(source, InflateSource) else None
-    before = 0
-    for span in spans:
-        key = (span.kind, span.code)
-        sizes[key] += span.end - span.start
-        if wheel:
-            reached = wheel.packed_at(span.end)
-            packed[key] += reached - before
-            before = reached
-    return tuple((*key, size, packed[key] if wheel else None) for key, size in sizes.items())
-
-
-def _named_parts(parts: Parts, groups: Iterable[ImageGroup]) -> Parts:
-    """The same with code for other makers' GPUs by architecture, which the bytes of its sections only hold."""
-    sizes = {group.label: group.stored for group in groups}
-    found = []
-    for kind, code, size, packed in parts:
-        if kind is not ByteClass.GPU or code != CONTAINERS:
-            found.append((kind, code, size, packed))
-            continue
-        named = {label: stored for label, stored in sizes.items() if sum(sizes.values()) <= size}
-        at = 0
-        for label, stored in (*named.items(), (CONTAINERS, size - sum(named.values()))):
-            share = None if packed is None else packed * (at + stored) // size - packed * at // size
-            found.append((kind, label, stored, share))
-            at += stored
-    return tuple(part for part in found if part[2])
-
-
-def _measure_code_file(library: LibraryFile) -> MeasuredLibrary:
-    """A cubin, a static library: its GPU code by architecture, and the rest."""
-    found = library.code()
-    packed = library.member.packed_size if library.member else None
-    groups = found.architectures if isinstance(found, CodeFile) else ()
-    sizes = [(ByteClass.GPU, group.label, min(group.stored, library.size)) for group in groups]
-    rest = library.size - sum(size for *_, size in sizes)
-    sizes.append((ByteClass.OTHER, "", rest))
-    parts = [
-        (kind, code, size, None if packed is None else packed * size // max(library.size, 1))
-        for kind, code, size in sizes
-        if size
-    ]
-    return MeasuredLibrary(tuple(parts))
-
-
-def _unread(library: LibraryFile, why: str) -> MeasuredLibrary:
-    packed = library.member.packed_size if library.member else None
-    return MeasuredLibrary(((class_of_file(library.name), "", library.size, packed),), skipped=why)
+def _matters(error: BadInputError | None) -> bool:
+    """Whether a file could not be read; a large one that might have been a program, and is none, could."""
+    return error is not None and not isinstance(error, NotElfError)

@@ -6,10 +6,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from functools import cache, partial
 
 import msgspec
 
-from torchtailor.catalog import Capability, Catalog, CodeKind, TorchArch, load_catalog
+from torchtailor.catalog import Capability, CodeKind, TorchArch, load_catalog
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.fatbin import Image
 from torchtailor.code.gpucode.kernels import kernel_names
@@ -91,29 +92,41 @@ class CodeUse(msgspec.Struct, frozen=True):
 
 
 def code_use(source: ByteSource, library: str, code: LibraryCode) -> CodeUse:
-    """Ask for each GPU of the catalog what a cut for it would keep."""
+    """Ask for each GPU of the catalog what a cut for it would keep; what none keeps is unused."""
     catalog = load_catalog()
-    policy = _policy(catalog, catalog.gpus).for_library(library, code.soname)
-    kept = policy.keep(code.containers, lambda image: kernel_names(source, image))
-    used = {id(image) for images in kept.images for image in images}
+    names = cache(partial(kernel_names, source))  # several GPUs could load the same image
+    policies: list[Policy] = []
+    loaded: list[Loaded] = []
+    used: set[int] = set()
+    for device in sorted(catalog.gpus):
+        policy = Policy(Targets((TorchArch(device),)), catalog.rules).for_library(library, code.soname)
+        policies.append(policy)
+        kept = policy.keep(code.containers, names)
+        if device not in kept.served:
+            continue
+        sizes: Counter[str] = Counter()
+        for image in (image for images in kept.images for image in images):
+            used.add(id(image))
+            sizes[image.label] += image.stored_size
+        loaded += (Loaded(library, device, label, size) for label, size in sizes.items())
     unused: dict[tuple[str, Why], list[int]] = {}
     for container in code.containers:
-        for image in container.images:
+        for image in container.images if container.can_be_cut else ():
             if id(image) not in used:
-                counted = unused.setdefault((image.label, _why(image, container, policy)), [0, 0])
+                counted = unused.setdefault((image.label, _why(image, container, policies)), [0, 0])
                 counted[0] += 1
                 counted[1] += image.stored_size
     return CodeUse(
         tuple(UnusedCode(library, label, why, *counted) for (label, why), counted in unused.items()),
-        tuple(_loaded(library, code, catalog)),
+        tuple(loaded),
         _pieces(source, code.images),
     )
 
 
-def repeated(uses: Mapping[str, CodeUse]) -> Iterator[UnusedCode]:
+def repeated(uses: Iterable[tuple[str, CodeUse]]) -> Iterator[UnusedCode]:
     """Machine code that lies in several places of the libraries: all but the first of each."""
     seen: set[bytes] = set()
-    for library, use in uses.items():
+    for library, use in uses:
         again: dict[str, list[int]] = {}
         for digest, (label, size, times) in use.pieces.items():
             extra = times - (digest not in seen)
@@ -125,30 +138,13 @@ def repeated(uses: Mapping[str, CodeUse]) -> Iterator[UnusedCode]:
         yield from (UnusedCode(library, label, Why.REPEATED, *counted) for label, counted in again.items())
 
 
-def _policy(catalog: Catalog, devices: Iterable[Capability]) -> Policy:
-    return Policy(Targets(tuple(map(TorchArch, devices))), catalog.rules)
-
-
-def _why(image: Image, container: FoundContainer, policy: Policy) -> Why:
+def _why(image: Image, container: FoundContainer, policies: Iterable[Policy]) -> Why:
     if container.reference is Reference.PRELINKED:
         return Why.LINKED
     kinds = {piece.target.kind for piece in (image.parts or (image,)) if piece.target}
     if kinds == {CodeKind.PTX}:
         return Why.PTX
-    return Why.PASSED_OVER if policy.usable((image,)) else Why.UNKNOWN_GPU
-
-
-def _loaded(library: str, code: LibraryCode, catalog: Catalog) -> Iterator[Loaded]:
-    for device in sorted(catalog.gpus):
-        policy = _policy(catalog, (device,)).for_library(library, code.soname)
-        kept = policy.keep(code.containers, lambda _: frozenset())
-        if device not in kept.served:
-            continue
-        sizes: Counter[str] = Counter()
-        for images in kept.images:
-            for image in images:
-                sizes[image.label] += image.stored_size
-        yield from (Loaded(library, device, label, size) for label, size in sizes.items())
+    return Why.PASSED_OVER if any(policy.usable((image,)) for policy in policies) else Why.UNKNOWN_GPU
 
 
 def _pieces(source: ByteSource, images: Iterable[Image]) -> Mapping[bytes, tuple[str, int, int]]:

@@ -25,7 +25,7 @@ from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, may_be_elf
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import Member, locate, read_table
-from torchtailor.verification.inspection.measure import SizeRow, Sizes, Wanted, measure, measure_libraries, rows_of
+from torchtailor.verification.inspection.measure import SizeRow, Sizes, measure, measure_libraries, rows_of
 from torchtailor.verification.inspection.parts import ByteClass, class_of_file
 
 _log = logging.getLogger(__name__)
@@ -77,11 +77,11 @@ def released_wheel(finder: Finder, asked: Requirement, target: Target) -> WheelF
 
 
 def measure_released(
-    finder: Finder, file: WheelFile, wanted: Wanted | None = None, *, progress: Progress | None = None
+    finder: Finder, file: WheelFile, *, kernels: bool = False, progress: Progress | None = None
 ) -> Sizes:
     """The sizes of a wheel: from the cache, the wheel itself where it is at hand, or its libraries alone."""
-    wanted, progress = wanted or Wanted(), progress or Progress()
-    key = f"{file.key} {wanted} {code_key()}"
+    progress = progress or Progress()
+    key = f"{file.key} {kernels} {code_key()}"
     if (kept := finder.cache.read_note("sizes", key)) is not None:
         try:
             return msgspec.msgpack.decode(kept, type=Sizes)
@@ -89,15 +89,15 @@ def measure_released(
             pass  # a damaged note is written anew
     at_hand = file.local_path or (finder.cache.locate(file.sha256, file.filename) if file.sha256 else None)
     if at_hand:
-        sizes = measure(open_artifact(at_hand), wanted, progress=progress)
+        sizes = measure(open_artifact(at_hand), kernels=kernels, progress=progress)
     else:
-        sizes = _measure_remote(finder.client, file, wanted, progress)
+        sizes = _measure_remote(finder.client, file, progress, kernels=kernels)
     sizes = msgspec.structs.replace(sizes, name=file.filename)
     finder.cache.write_note("sizes", key, msgspec.msgpack.encode(sizes))
     return sizes
 
 
-def _measure_remote(client: Client, file: WheelFile, wanted: Wanted, progress: Progress) -> Sizes:
+def _measure_remote(client: Client, file: WheelFile, progress: Progress, *, kernels: bool) -> Sizes:
     remote = RangeFile(client, file.url)
     members = [member for member in read_table(remote, file.shown, remote.size) if not member.is_dir]
     libraries = [member for member in members if _may_have_code(member)]
@@ -113,13 +113,13 @@ def _measure_remote(client: Client, file: WheelFile, wanted: Wanted, progress: P
             )
             for member, spool in _fetch(client, file, remote, libraries, Path(folder), progress)
         }
-        measured = measure_libraries(fetched.values(), wanted, progress=progress)
+        measured = measure_libraries([*fetched.values()], kernels=kernels, progress=progress)
     rest = remote.size - sum(member.packed_size for member in members)
     rows = [SizeRow(file.name, file.filename, ByteClass.ZIP, "", 0, rest)]
     for member in members:
         name = installed_path(member.name)
         if library := fetched.get(member.name):
-            rows += rows_of(file.name, name, measured[library])
+            rows += rows_of(file.name, library, measured[library])
         else:
             rows.append(SizeRow(file.name, name, class_of_file(name), "", member.size, member.packed_size))
     return Sizes.of(file.filename, rows, measured)
