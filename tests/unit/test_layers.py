@@ -31,7 +31,7 @@ FLOORS = (
     },
     {"core.origin"},
     {"core.disk", "core.trust", "core.extras", "core.processes", "core.pythons"},
-    {"core.store", "core.templates"},
+    {"core.store", "core.room", "core.templates"},
     {"catalog"},
     {"catalog.variants"},
     {"code.binary"},

@@ -14,6 +14,7 @@ from torchtailor.building.ledger.rates import Rates
 from torchtailor.building.nix.builder import NixOutput
 from torchtailor.building.wheel_jobs import JobContext, PackVariant
 from torchtailor.catalog import Catalog
+from torchtailor.core.room import DiskNeed
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,6 @@ class FarmVariant:
     key: str  # empty where only some targets are built, which make no wheelhouse
     options: Mapping[str, object]
     configuration: Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class DiskNeed:
-    """What is written to one file system, and what is free there."""
-
-    place: Path
-    size: int
-    free: int
-
-    @property
-    def left(self) -> int:
-        return self.free - self.size
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, WheelPlan
 from torchtailor.building.wheel_jobs import CutForGpus, JobContext
 from torchtailor.catalog.tables import FarmSettings
+from torchtailor.core import room
 from torchtailor.core.errors import EnvironmentProblem, ExitCode, ImpossibleError
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.surgery.cut import Cut
@@ -351,7 +352,8 @@ def test_proof_is_a_job(farm: Farm) -> None:
 def test_disk_is_counted_by_where_the_store_is(
     farm: Farm, devices: dict[str, int], needs: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "_device", lambda path: devices.get(path.name, 1))
+    for module in (space, room):
+        monkeypatch.setattr(module, "device_of", lambda path: devices.get(path.name, 1))
     plan = farm.plan("sm90-avx512")
     assert isinstance(plan.plan, WheelPlan)
     output = sum(variant.output_size for variant in plan.plan.plans)
@@ -361,7 +363,7 @@ def test_disk_is_counted_by_where_the_store_is(
         assert found["farm-dist"] == output
     if devices == {"store": 2, "farm-dist": 1}:
         assert found["worker-cache"] > output + 500_000_000
-    elsewhere = space.disk_needs(plan.plan, plan.to_do.jobs, "s3://bucket/farm", here=False)
+    elsewhere = space.needs_on(plan.plan, plan.to_do.jobs, "s3://bucket/farm", here=False)
     assert [(need.place.name, need.size) for need in elsewhere] == [("farm-dist", output)]
 
 

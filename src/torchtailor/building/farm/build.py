@@ -29,9 +29,8 @@ from torchtailor.building.ledger.ledger import Ledger, LedgerJob, OpenAttempts, 
 from torchtailor.building.ledger.rates import known_rates
 from torchtailor.building.nix.backend import output_lines
 from torchtailor.building.nix.builder import NixOutput
-from torchtailor.building.planned_jobs import DiskNeed, FarmedPlan, FarmVariant, JobPlace, PlannedJobs
+from torchtailor.building.planned_jobs import FarmedPlan, FarmVariant, JobPlace, PlannedJobs
 from torchtailor.building.shown import Line, index_lines, wheelhouse_lines
-from torchtailor.building.wheel.space import check_space
 from torchtailor.building.wheel_jobs import PROVEN_LEVEL, FetchWheel, JobContext, PackVariant, ProveVariant
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
@@ -45,6 +44,7 @@ from torchtailor.core.errors import (
     UsageError,
 )
 from torchtailor.core.format import counted
+from torchtailor.core.room import DiskNeed, check_room
 from torchtailor.core.trust import is_file_name
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
@@ -350,7 +350,7 @@ def run_farm(
     with run.attempts:
         if farm.to_do.jobs:
             run.store.check_writable()
-        check_space(farm.disk)
+        check_room("This build", farm.disk)
         run.say_distrusted()
         if farm.to_do.jobs or not run.placed_all():
             _drive(farm, setup, run)

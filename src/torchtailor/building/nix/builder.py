@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shlex
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.building.launcher import ending_with_us
 from torchtailor.building.ledger.ledger import Ledger, Running
 from torchtailor.building.nix.job import NixJob
+from torchtailor.building.process import BuildCommand, run
 from torchtailor.catalog.methods import NIX
-from torchtailor.core.disk import existing_parent
 from torchtailor.core.documents import Seconds
 from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.progress import Progress
-from torchtailor.core.urls import redact
+from torchtailor.core.room import DiskNeed, check_room, free_at
 from torchtailor.nix.nixerrors import NixFailure, explain
 from torchtailor.nix.nixlog import NixLog
 
-_log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
 
 
@@ -65,19 +59,10 @@ def run_nix_job(
 
 def check_disk(needed: int) -> None:
     """Raise where the store or the build folder is too small."""
-    places = {
-        "the Nix store": Path(os.environ.get("NIX_STORE_DIR", "/nix/store")),
-        "the build folder": Path(os.environ.get("TMPDIR", "/tmp")),
-    }
-    for what, place in places.items():
-        there = existing_parent(place)
-        free = shutil.disk_usage(there).free
-        if free < needed:
-            raise EnvironmentProblem(
-                f"{what[0].upper()}{what[1:]} ({there}) has {free / 1e9:.1f} GB free; "
-                f"a build of PyTorch needs {needed / 1e9:.0f} GB.",
-                "Free some with `nix-collect-garbage -d`, or set TMPDIR to a larger disk.",
-            )
+    places = (os.environ.get("NIX_STORE_DIR", "/nix/store"), os.environ.get("TMPDIR", "/tmp"))
+    needs = [DiskNeed(Path(place), needed, free_at(Path(place))) for place in places]
+    hint = "Free some with `nix-collect-garbage -d`, or set TMPDIR to a larger disk."
+    check_room("This build", needs, hint)
 
 
 def _run(job: NixJob, progress: Progress | None, running: Running) -> NixOutput:
@@ -85,33 +70,16 @@ def _run(job: NixJob, progress: Progress | None, running: Running) -> NixOutput:
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)
     began = time.monotonic()
-    _log.info("running %s in %s", redact(shlex.join(job.command)), job.folder)
+
+    def take(line: str) -> None:
+        if log.feed(line):
+            running.stage = str(log.progress)
+            if progress:
+                progress.nix_progress(log.progress)
+
     try:
-        process = subprocess.Popen(
-            ending_with_us(job.command),
-            cwd=job.folder,
-            env={**os.environ, **job.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{job.tool} could not be started: {error.strerror}.", "Install Nix or Flox."
-        ) from error
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if log.feed(line):
-                running.stage = str(log.progress)
-                if progress:
-                    progress.nix_progress(log.progress)
-        code = process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+        command = BuildCommand(job.command, job.folder, {**os.environ, **job.environment}, "Install Nix or Flox.")
+        code = run(command, take)
     finally:
         log.close()
         (job.logs / "nix.log").write_text(log.errors + "\n", encoding="utf-8")

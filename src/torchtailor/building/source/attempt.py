@@ -13,13 +13,13 @@ from pathlib import Path
 
 from torchtailor.advise.host.capacity import Capacity
 from torchtailor.building.ledger.ledger import Ledger, Running
+from torchtailor.building.process import BuildCommand, Log, run
 from torchtailor.building.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.building.source.ccache import prepare as prepare_ccache
 from torchtailor.building.source.configuration import Configuration
 from torchtailor.building.source.estimate import SPEED_KEY, Estimate, measured_speed
 from torchtailor.building.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.building.source.parallel import CompileJobs, choose_jobs
-from torchtailor.building.source.process import BuildCommand, Log, run
 from torchtailor.building.source.tables import FileKind, Tables
 from torchtailor.building.source.tree import SourceTree, copy_tree
 from torchtailor.building.source.watch import sample
@@ -28,6 +28,7 @@ from torchtailor.core.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.core.progress import Progress
 from torchtailor.verification.failures import Diagnosis, diagnose
 
+_LINE = 4096  # characters in which the status of ninja is, if a line has it
 _NOTE_EVERY = 30  # beats between two updates of the ledger
 
 
@@ -254,7 +255,8 @@ class BuildAttempt:
             self.ledger.note(self.running)
 
     def _run(self, line: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
-        code = run(BuildCommand(line, folder, environment), self.log, self._take, self._beat)
+        command = BuildCommand(line, folder, environment, "Remove the folder env/ of --work; it is created again.")
+        code = run(command, self._take, log=self.log, beat=self._beat)
         if code == 0:
             return
         found = self._diagnose()
@@ -262,7 +264,7 @@ class BuildAttempt:
         raise BuildStoppedError(self.running.stage, code, found, self.log.path, self.running.percent)
 
     def _take(self, line: str) -> None:
-        status = read_status(line)
+        status = read_status(line[:_LINE])
         if status and self._estimate:
             self._estimate.take(status)
             self.running.percent = round(self._estimate.progress.percent, 1)

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from torchtailor.advise.host.probe import LiveProbe, Probe
 from torchtailor.building.ledger.ledger import Ledger, Running
+from torchtailor.building.process import Log
 from torchtailor.building.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.building.source.buildenv import make_environment, make_tools, process_environment
 from torchtailor.building.source.bundling.bundle import Bundle, BundleDocument, Bundler
@@ -30,17 +31,17 @@ from torchtailor.building.source.options import SourceOptions, SourceRequest
 from torchtailor.building.source.output import SourceOutput
 from torchtailor.building.source.parallel import CompileJobs
 from torchtailor.building.source.preflight import Inspector, Preflight, PreflightCheck, check_names
-from torchtailor.building.source.process import Log
 from torchtailor.building.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.building.source.toolchain import asked_compiler
 from torchtailor.building.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import SOURCE, Capability, Catalog, Dotted
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.core.disk import existing_parent, locked
+from torchtailor.core.disk import locked
 from torchtailor.core.documents import Bytes, Seconds, document
 from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.progress import Progress
 from torchtailor.core.pythons import find_base_python
+from torchtailor.core.room import free_at
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
 
 T = TypeVar("T")
@@ -215,7 +216,7 @@ class SourceBuilder:
             self.configuration(),
             python=self.python,
             work=self.folders.work,
-            disk_free=shutil.disk_usage(existing_parent(self.folders.work)).free,
+            disk_free=free_at(self.folders.work),
             cuda_home=cuda.home if cuda else None,
             git=self.source.origin is SourceOrigin.GIT,
             bundle=self.options.bundle and not self.options.targets,

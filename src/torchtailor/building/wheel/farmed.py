@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.building.graph.graph import JobGraph
-from torchtailor.building.planned_jobs import DiskNeed, FarmVariant, JobPlace, PlannedJobs
+from torchtailor.building.planned_jobs import FarmVariant, JobPlace, PlannedJobs
 from torchtailor.building.wheel.builder import configuration_of, write_index_of
 from torchtailor.building.wheel.graph import COPIED, SENT, Away, pack_of, wheel_graph, with_hashes
 from torchtailor.building.wheel.plan import WheelPlan
-from torchtailor.building.wheel.space import disk_needs
+from torchtailor.building.wheel.space import needs_on
 from torchtailor.building.wheel_jobs import JobContext, PackVariant
 from torchtailor.catalog import WHEEL
 from torchtailor.core.errors import UsageError
+from torchtailor.core.room import DiskNeed
 from torchtailor.core.store import is_local
 
 
@@ -57,18 +58,15 @@ class WheelJobs(PlannedJobs):
         return size / COPIED + (0.0 if is_local(self.place.store) else size / SENT)
 
     def disk(self, to_run: Collection[str]) -> tuple[DiskNeed, ...]:
-        return disk_needs(self.plan, to_run, self.place.store, here=self.place.here)
+        return needs_on(self.plan, to_run, self.place.store, here=self.place.here)
 
     def download(self, to_run: Collection[str]) -> int:
         sizes = {file.key: file.size or 0 for file in self.plan.files if file.local_path is None}
         return sum(size for key, size in sizes.items() if key in to_run)
 
     def costed(self, seconds: float, needs: Collection[DiskNeed]) -> WheelPlan:
-        cost = replace(self.plan.cost, seconds=seconds)
-        if needs:
-            least = min(needs, key=lambda need: need.left)
-            cost = replace(cost, disk=least.size, disk_free=least.free)
-        return replace(self.plan, cost=cost)
+        cost = self.plan.cost
+        return replace(self.plan, cost=replace(cost, seconds=seconds, needs=tuple(needs) or cost.needs))
 
     def finish(self, made: Collection[str], restored: Callable[[Sequence[PackVariant]], JobContext]) -> Path | None:
         """The index of wheel variants."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -21,10 +20,10 @@ from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit
 from torchtailor.catalog.variants import Variant, coverage
 from torchtailor.code.gpucode.targets import NO_GPU
-from torchtailor.core.disk import CACHE_VARIABLE, existing_parent
 from torchtailor.core.documents import Bytes, Seconds, document
-from torchtailor.core.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.core.errors import NetworkError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.format import human_bytes, human_seconds
+from torchtailor.core.room import DiskNeed, check_room, device_of, disk_needs
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.pages import WheelFile
@@ -43,7 +42,7 @@ _UNPACKED = 2.6
 _MEMORY = 500_000_000
 # Other packages that contain libraries of NVIDIA's: Triton has its own CUPTI.
 _CARRIES_NVIDIA = frozenset({"triton"})
-_SPARE_DISK = 500_000_000
+SPARE_DISK = 500_000_000
 _WITHOUT_GPU = (
     "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code "
     "selects its CPU kernels at run time."
@@ -183,15 +182,19 @@ class WheelCost:
     """What a build needs."""
 
     download: int
-    disk: int
-    disk_free: int
+    needs: tuple[DiskNeed, ...]  # the scarcest disk first
     memory: int
     seconds: float
-    made: int = 0  # of `disk`, cut wheels
-    scratch: int = 0  # of `disk`, while they are cut
-    cache: Path | None = None  # where it is on another disk than the output
-    cache_disk: int = 0
-    cache_free: int = 0
+    made: int = 0  # of what is written, cut wheels
+    scratch: int = 0  # while they are cut
+
+    @property
+    def disk(self) -> int:
+        return self.needs[0].size
+
+    @property
+    def disk_free(self) -> int:
+        return self.needs[0].free
 
 
 @dataclass(frozen=True)
@@ -276,18 +279,7 @@ class WheelPlan:
 
     def check(self) -> None:
         """Refuse before anything is downloaded where the disk is too small."""
-        if self.cost.disk > self.cost.disk_free:
-            raise EnvironmentProblem(
-                f"This build needs about {human_bytes(self.cost.disk)} of disk, and {human_bytes(self.cost.disk_free)} "
-                f"are free for {self.out}.",
-                f"Free some space (`torchtailor cache prune`), choose another -o, or set {CACHE_VARIABLE}.",
-            )
-        if self.cost.cache_disk > self.cost.cache_free:
-            raise EnvironmentProblem(
-                f"This build needs about {human_bytes(self.cost.cache_disk)} of disk for its cache, and "
-                f"{human_bytes(self.cost.cache_free)} are free for {self.cost.cache}.",
-                f"Free some space (`torchtailor cache prune`), or set {CACHE_VARIABLE} to a folder on another disk.",
-            )
+        check_room("This build", self.cost.needs)
 
 
 class Planner:
@@ -455,13 +447,10 @@ class Planner:
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
         scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made
         cut_bytes = sum(item.size for item, _ in cuts.values())
-        cache, place = self._finder.cache.root, existing_parent(out)
-        disk = download + made + scratch + _SPARE_DISK  # the output shares the blocks of the cache
+        cache = self._finder.cache.root
+        sizes = [(cache, download + made + scratch + SPARE_DISK)]
+        if device_of(cache) != device_of(out):  # else the output shares the blocks of the cache
+            sizes.append((out, sum(plan.output_size for plan in plans) + SPARE_DISK))
         seconds = download / self._rates.fetch + cut_bytes / self._rates.cut + 2.0
         memory = _MEMORY if cuts else _MEMORY // 5
-        free = shutil.disk_usage(place).free
-        if cache.stat().st_dev == place.stat().st_dev:
-            return WheelCost(download, disk, free, memory, seconds, made, scratch)
-        own = sum(plan.output_size for plan in plans) + _SPARE_DISK
-        there = (cache, disk, shutil.disk_usage(cache).free)
-        return WheelCost(download, own, free, memory, seconds, made, scratch, *there)
+        return WheelCost(download, disk_needs(sizes), memory, seconds, made, scratch)

@@ -21,9 +21,10 @@ from torchtailor.code.binary.source import BufferSource, ByteSource, open_source
 from torchtailor.code.gpucode.files import HEAD_SIZE, CodeFile, known_by_head, read_code_file
 from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.disk import staged_for
-from torchtailor.core.errors import BadInputError, EnvironmentProblem
+from torchtailor.core.errors import BadInputError
 from torchtailor.core.format import human_bytes, printable
 from torchtailor.core.progress import Progress
+from torchtailor.core.room import DiskNeed, check_room, free_at
 from torchtailor.core.trust import Limit
 from torchtailor.oci.compression import LayerCompression, UnpackedLayer, ahead
 from torchtailor.oci.filesystem import (
@@ -347,12 +348,11 @@ class ImageSurvey:
 
 def store(place: Path, pieces: Iterable[bytes], file: LayerFile) -> None:
     """Write a library to a file, if the disk has room for it."""
-    if shutil.disk_usage(place.parent).free < file.size + _SPARE:
-        raise EnvironmentProblem(
-            f"{printable(file.path)[:200]} ({human_bytes(file.size)}) does not fit on the disk of {staged_for(place)}, "
-            f"of which {human_bytes(_SPARE)} stay free.",
-            "Free some space, or write the image to another disk; for registries and pipes set TMPDIR.",
-        )
+    check_room(
+        printable(file.path)[:200],
+        [DiskNeed(staged_for(place), file.size + _SPARE, free_at(place.parent))],
+        "Free some space, or write the image to another disk; for registries and pipes set TMPDIR.",
+    )
     with place.open("wb") as out:
         for piece in pieces:
             out.write(piece)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchtailor.building.source.process import BuildCommand, Log, run
+from torchtailor.building.process import BuildCommand, Log, run
 from torchtailor.core.errors import EnvironmentProblem
 
 
@@ -23,7 +23,7 @@ def command(folder: Path, script: str, **environment: str) -> BuildCommand:
 def output(folder: Path, script: str, **environment: str) -> tuple[int, list[str]]:
     lines: list[str] = []
     with Log(folder / "log") as log:
-        return run(command(folder, script, **environment), log, lines.append, lambda pid: None), lines
+        return run(command(folder, script, **environment), lines.append, log=log), lines
 
 
 def test_lines_environment_and_exit_code(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_lines_environment_and_exit_code(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with Log(tmp_path / "log") as log, pytest.raises(EnvironmentProblem, match="not an executable"):
-        run(BuildCommand(("/no/such/ninja",), tmp_path, {}), log, print, lambda pid: None)
+        run(BuildCommand(("/no/such/ninja",), tmp_path, {}), print, log=log)
     with Log(tmp_path / "log") as log, pytest.raises(EnvironmentProblem, match="cannot be started in"):
-        run(command(tmp_path / "nowhere", "true"), log, print, lambda pid: None)
+        run(command(tmp_path / "nowhere", "true"), print, log=log)
 
 
 def test_no_code_of_ours_runs_in_the_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,12 +58,12 @@ def test_no_code_of_ours_runs_in_the_forked_child(tmp_path: Path, monkeypatch: p
 _BUILDER = """
 import os, sys, threading
 from pathlib import Path
-from torchtailor.building.source.process import BuildCommand, Log, run
+from torchtailor.building.process import BuildCommand, Log, run
 stop = threading.Event()
 threading.Thread(target=stop.wait, daemon=True).start()
 command = BuildCommand(("sh", "-c", "echo $$; exec sleep 60"), Path(sys.argv[1]), {"PATH": os.environ["PATH"]})
 with Log(Path(sys.argv[1]) / "log") as log:
-    run(command, log, lambda line: print(line, flush=True), lambda pid: None)
+    run(command, lambda line: print(line, flush=True), log=log)
 """
 
 

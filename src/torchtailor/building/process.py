@@ -1,4 +1,4 @@
-"""Runs one command of a build: its output goes to a log and a reader line by line, and all its children end with it."""
+"""Runs one command of a build: its output goes to a reader and a log line by line, and all its children end with it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import IO
 
 from torchtailor.building.launcher import ending_with_us
 from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.urls import redact
 
 _log = logging.getLogger(__name__)
 _BEAT = 1.0
@@ -59,24 +60,29 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """A command, its working directory and its environment."""
+    """A command, its working directory, its environment, and what to do where there is no such program."""
 
     line: tuple[str, ...]
     folder: Path
     environment: Mapping[str, str]
+    hint: str = "Install it."
 
 
-def run(command: BuildCommand, log: Log, take: Callable[[str], None], beat: Callable[[int], None]) -> int:
+def run(
+    command: BuildCommand,
+    take: Callable[[str], None],
+    *,
+    log: Log | None = None,
+    beat: Callable[[int], None] = lambda _: None,
+) -> int:
     """The exit code (negative: the signal that ended it); `beat` gets the process id about once a second.
 
     The command has a session of its own: on Ctrl-C we end it and its children. If we are killed, the kernel ends it.
     """
     program = shutil.which(command.line[0], path=command.environment.get("PATH"))
     if program is None:
-        raise EnvironmentProblem(
-            f"{command.line[0]} is not an executable program.", "Remove the folder env/ of --work; it is created again."
-        )
-    _log.info("running %s in %s", shlex.join(command.line), command.folder)
+        raise EnvironmentProblem(f"{command.line[0]} is not an executable program.", command.hint)
+    _log.info("running %s in %s", redact(shlex.join(command.line)), command.folder)
     try:
         process = subprocess.Popen(
             ending_with_us((program, *command.line[1:])),
@@ -91,9 +97,10 @@ def run(command: BuildCommand, log: Log, take: Callable[[str], None], beat: Call
         raise EnvironmentProblem(
             f"{command.line[0]} cannot be started in {command.folder}: {error.strerror}.", "Check that folder."
         ) from error
-    log.say(f"in {command.folder}: {' '.join(command.line)}")
+    write = log.write if log else lambda _: None
+    write(f"torchtailor: in {command.folder}: {' '.join(command.line)}\n".encode())
     try:
-        _follow(process, log, take, beat)
+        _follow(process, write, take, beat)
         return process.wait()
     except BaseException:
         _end(process)
@@ -105,7 +112,10 @@ def run(command: BuildCommand, log: Log, take: Callable[[str], None], beat: Call
 
 
 def _follow(
-    process: subprocess.Popen[bytes], log: Log, take: Callable[[str], None], beat: Callable[[int], None]
+    process: subprocess.Popen[bytes],
+    write: Callable[[bytes], None],
+    take: Callable[[str], None],
+    beat: Callable[[int], None],
 ) -> None:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
@@ -122,10 +132,10 @@ def _follow(
                     break
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    log.write(line + b"\n")
-                    take(line[:4096].decode("utf-8", "replace").rstrip("\r"))
+                    write(line + b"\n")
+                    take(line.decode("utf-8", "replace").rstrip("\r"))
                 if len(rest) > _MAX_LINE:
-                    log.write(rest)
+                    write(rest)
                     rest = b""
             elif process.poll() is not None:
                 break  # a child of its keeps the pipe open
@@ -133,8 +143,8 @@ def _follow(
                 last = time.monotonic()
                 beat(process.pid)
     if rest:
-        log.write(rest + b"\n")
-        take(rest[:4096].decode("utf-8", "replace"))
+        write(rest + b"\n")
+        take(rest.decode("utf-8", "replace"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
