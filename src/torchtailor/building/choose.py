@@ -48,7 +48,7 @@ def choose(
     `without_gpu` the GPUs of this machine.
     """
     line = catalog.toolkit(cuda).version if cuda else None
-    matrix, releases, pythons = Matrix(catalog), listed(release), listed(python)
+    matrix, releases, pythons = Matrix.of(catalog), listed(release), listed(python)
     for one in pythons:
         check_python(catalog, one)
     choosers = [

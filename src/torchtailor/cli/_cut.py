@@ -123,20 +123,6 @@ class ChosenCut:
             chosen["drop"] = listed(chosen["drop"])
         return chosen | ({"lto": False} if "no_lto" in self.given else {})
 
-    def words(self, *without: str) -> list[str]:
-        """The same as words of a command line."""
-        words: list[str] = []
-        for option in OPTIONS:
-            value = self.given.get(option.name)
-            if value is None or option.name in without:
-                continue
-            if isinstance(value, bool):
-                words.append(option.written if value else option.written.replace("--", "--no-"))
-                continue
-            for one in value if isinstance(value, list) else [value]:
-                words += [option.written, str(one)]
-        return words
-
 
 def takes_cut(command: str, *, panel: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command, in the place of its parameter `cut`, the options of the table."""

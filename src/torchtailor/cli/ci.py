@@ -134,9 +134,11 @@ def command(
     from torchtailor.cli.build import refuse_of_others
     from torchtailor.publish.ci.plan import CiDivision, CiLevel, CiLogin, CiOptions, CiSystem, plan_ci
     from torchtailor.publish.ci.render import render_ci
+    from torchtailor.tailoring.choices import words_of
 
     refuse_of_others(WHEEL, cut.written, via)
 
+    cut_options = {name: one for name, one in cut.given.items() if name != "nvidia"}
     plan = plan_ci(
         load_catalog(),
         CiSystem(_one_of("The system", system, CiSystem)),
@@ -147,7 +149,7 @@ def command(
             cuda=cuda,
             method=via,
             nvidia=bool(cut.given.get("nvidia")),
-            build_options=(*cut.words("nvidia"), *_build_options(build_options, farm=bool(on or store))),
+            build_options=(*words_of(cut_options), *_build_options(build_options, farm=bool(on or store))),
             division=CiDivision(_one_of("--per", per, CiDivision)) if per else None,
             runners=tuple(runner or ()),
             gpu_runners=tuple(gpu_runner or ()),

@@ -46,7 +46,7 @@ def command(
         raise UsageError("--json, --csv and --markdown are mutually exclusive.", "Give one of them.")
     catalog = load_catalog()
     say_if_old(catalog)
-    matrix = Matrix(catalog)
+    matrix = Matrix.of(catalog)
     if why:
         from torchtailor.catalog.variants.why import explain
 

@@ -35,7 +35,6 @@ from torchtailor.nix.render import (
 from torchtailor.nix.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at
 from torchtailor.nix.wheels import WheelPins, render_wheels, tool_files, wheel_variants
 
-_matrices: list[Matrix] = []
 _WHEELS = re.compile(r"^# From: wheels$", re.MULTILINE)
 _SIBLINGS = re.compile(r"^# With: (.+)$", re.MULTILINE)
 _SELECTION = re.compile(r"^# Selection (\S+): (.+)$", re.MULTILINE)  # as in manifest.toml.j2
@@ -117,13 +116,6 @@ class WriteDocument(Struct):
     trees: tuple[WrittenTree, ...]
 
 
-def matrix_of(catalog: Catalog) -> Matrix:
-    """The matrix of a catalog, kept because making one checks every variant."""
-    if not _matrices or _matrices[0].catalog is not catalog:
-        _matrices[:] = [Matrix(catalog)]
-    return _matrices[0]
-
-
 def recipe_releases(catalog: Catalog) -> tuple[str, ...]:
     """The releases that recipes are written for."""
     return tuple(release.recipe_name for release in catalog.releases.values() if release.nixpkgs)
@@ -141,7 +133,7 @@ def recipe_variants(
         )
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
-        offered = matrix_of(catalog).variants(found.recipe_name, python)
+        offered = Matrix.of(catalog).variants(found.recipe_name, python)
         possible = [variant for variant in offered if coverage(catalog, variant, NIX).available]
         if not possible:
             raise UsageError(
@@ -177,7 +169,7 @@ def plan_trees(
         tree = tree_at(root if len(names) == 1 else root / name)
         pins = load_pins(tree.flox)
         variants = (
-            wheel_variants(catalog, pins, matrix_of(catalog), name, globs, pythons)
+            wheel_variants(catalog, pins, Matrix.of(catalog), name, globs, pythons)
             if wheels
             else recipe_variants(catalog, name, globs, pythons)
         )
@@ -187,7 +179,7 @@ def plan_trees(
         with_spark = spark and name == pins.file.spark.release
         wanted = tuple(dict.fromkeys((*written_siblings(tree), *siblings)))
         there = _already_there(tree)
-        earlier = [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in there]
+        earlier = [variant for variant in Matrix.of(catalog).variants(name, "all") if variant.name in there]
         if wheels:
             found, missing = render_wheels(pins, variants, wheels, nvidia=nvidia, companions=wanted)
             variants = tuple(variant for variant in variants if variant.name in found)
@@ -205,7 +197,7 @@ def plan_trees(
             **environment_files(
                 catalog,
                 pins,
-                [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in shown],
+                [variant for variant in Matrix.of(catalog).variants(name, "all") if variant.name in shown],
                 sorted(spark_names(pins)) if with_spark else extra,
                 selection=_selection(tree, earlier, variants, globs),
                 siblings=wanted,

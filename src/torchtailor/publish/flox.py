@@ -26,7 +26,7 @@ class FloxCall:
     @classmethod
     def for_variant(cls, name: str, folder: Path, organisation: str, *, catalog: Catalog | None = None) -> FloxCall:
         no_option(organisation, "The organisation")
-        variant = Matrix(catalog or load_catalog()).resolve(name, via=NIX).variant
+        variant = Matrix.of(catalog or load_catalog()).resolve(name, via=NIX).variant
         return cls(folder, variant.name, organisation)
 
     @property

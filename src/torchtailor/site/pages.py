@@ -62,7 +62,7 @@ class SiteDocument:
 
 def render_site(catalog: Catalog | None = None) -> dict[str, bytes]:
     """All pages, by name."""
-    matrix = Matrix(catalog or load_catalog())
+    matrix = Matrix.of(catalog or load_catalog())
     pages = {
         SELECTOR: selector_page(matrix),
         MATRIX: matrix_page(matrix),

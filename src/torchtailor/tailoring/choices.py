@@ -12,7 +12,7 @@ from torchtailor.advise.host.targets import ARCH_LIST_VARIABLE, read_targets
 from torchtailor.catalog import load_catalog
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import UsageError
-from torchtailor.surgery.cut import Cut, HostPages, PackCompression
+from torchtailor.surgery.cut import DEFAULT_GAP, DEFAULT_LEVEL, Cut, HostPages, PackCompression
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
@@ -65,6 +65,47 @@ def cut_for(
     if targets.none:
         check_without_gpu(cut)
     return cut.resolved(catalog)
+
+
+def chosen_in(cut: Cut) -> dict[str, Any]:
+    """What decides the bytes of a cut, by the names of the options that choose it."""
+    used, pages = cut.workload, cut.pages
+    values: dict[str, Any] = {
+        "gpu": ",".join(map(str, cut.targets.archs)),
+        "nvidia": cut.nvidia or None,
+        "keep_ptx": cut.targets.keep_ptx or None,
+        "no_lto": not cut.lto or None,
+        "strip": cut.strip,
+        "relr": cut.relr or None,
+        "recompress": cut.recompress or None,
+        "zstd_level": cut.level if cut.recompress and cut.level != DEFAULT_LEVEL else None,
+        "driver": cut.driver,
+        "split": cut.split or None,
+        "workload": used and used.label,
+        "margin": used and used.margin,
+        "no_pack": cut.no_pack or None,
+        "host_pages": pages.value if cut.host_pages or pages is not HostPages.KEEP else None,
+        "gap": cut.gap if cut.gap != DEFAULT_GAP else None,
+        "debuggable": cut.debuggable or None,
+        "pack_compress": cut.pack_compress.value if cut.pack_compress is not PackCompression.NONE else None,
+        "drop_unopened": cut.drop_unopened or None,
+        "drop": ",".join(sorted(cut.drop)) or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def words_of(chosen: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line, by their names; a value that is a list is given one by one."""
+    words: list[str] = []
+    for name, value in chosen.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [
+                word for one in (value if isinstance(value, list) else [value]) for word in (f"--{option}", str(one))
+            ]
+    return words
 
 
 def check_without_gpu(cut: Cut) -> None:

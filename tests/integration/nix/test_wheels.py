@@ -17,6 +17,7 @@ from tests.unit.building import stack
 from tests.unit.fetch.packages import Package, html_index
 from tests.unit.fetch.serving import Site, serve
 from torchtailor.catalog import Catalog
+from torchtailor.catalog.variants import Matrix
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
@@ -29,7 +30,7 @@ from torchtailor.nix.evaluate import Evaluated, evaluate
 from torchtailor.nix.pins import load_pins
 from torchtailor.nix.tree import FileOrigin, origin
 from torchtailor.nix.wheels import WheelPins, own_wheel
-from torchtailor.nix.write import matrix_of, plan_trees
+from torchtailor.nix.write import plan_trees
 
 pytestmark = [needs_nix, pytest.mark.nix]
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -56,7 +57,7 @@ def pins_from(catalog: Catalog, root: Path, companions: tuple[str, ...] = ()) ->
 
 def _variants(catalog: Catalog):  # type: ignore[no-untyped-def]
 
-    return list(matrix_of(catalog).variants("main", OWN))
+    return list(Matrix.of(catalog).variants("main", OWN))
 
 
 def write(catalog: Catalog, root: Path, *globs: str, nvidia: bool = True, companions: tuple[str, ...] = ()) -> Path:

@@ -203,8 +203,10 @@ def test_a_job_carries_the_whole_cut(choices: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("choices", [choices for choices in CHOICES if "split" not in choices])
 def test_the_history_of_an_image_names_every_choice(choices: dict[str, Any]) -> None:
-    words = ImageOptions(Cut(**choices)).line().split()
-    negated = {"lto": "--no-lto", "strip": "--strip" if choices.get("strip") else "--no-strip"}
+    words = ImageOptions(Cut(**choices), squash_shadowed=True).line().split()
+    options = {name for one in load_command("image").params for name in (*one.opts, *one.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= options  # --level has been --zstd-level for long
+    negated = {"level": "--zstd-level", "lto": "--no-lto", "strip": "--strip" if choices.get("strip") else "--no-strip"}
     for name in choices.keys() - {"targets"}:
         assert negated.get(name, f"--{name.replace('_', '-')}") in words
     assert ("--keep-ptx" in words) is ("targets" in choices)

@@ -157,7 +157,7 @@ def _hits(compiled: Compiled) -> dict[str, int]:
 
 
 def _request(spec: SourceSpec, bench: CompileBench, *, source: str, out: Path) -> SourceRequest:
-    variant = Matrix(bench.catalog).resolve(spec.variant, via=SOURCE).variant
+    variant = Matrix.of(bench.catalog).resolve(spec.variant, via=SOURCE).variant
     options = SourceOptions(
         source=source or None,
         profile=spec.profile,

@@ -118,7 +118,7 @@ def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> SourceCost:
 def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
     return [
         other
-        for other in Matrix(catalog).variants(variant.release_name, variant.python)
+        for other in Matrix.of(catalog).variants(variant.release_name, variant.python)
         if other.isa == variant.isa
         and other.build.label == variant.build.label
         and coverage(catalog, other, SOURCE).available

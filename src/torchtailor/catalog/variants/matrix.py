@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
@@ -57,6 +58,17 @@ class Resolution:
 
 class Matrix:
     """All variants of a catalog."""
+
+    _kept: ClassVar[list[Matrix]] = []
+
+    @classmethod
+    def of(cls, catalog: Catalog) -> Matrix:
+        """The matrix of a catalog, kept because making one checks every variant."""
+        for kept in cls._kept:
+            if kept.catalog is catalog:
+                return kept
+        cls._kept[:] = [cls(catalog)]
+        return cls._kept[0]
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog

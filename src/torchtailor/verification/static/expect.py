@@ -62,7 +62,7 @@ def expectation(
 
 def _resolve(catalog: Catalog, name: str, torch: str) -> Variant:
     """The variant of a name; a short name means that of the PyTorch which is there, where it has one."""
-    matrix = Matrix(catalog)
+    matrix = Matrix.of(catalog)
     if torch:
         with suppress(NoMatchError):
             return matrix.resolve(name, release=torch).variant
