@@ -136,15 +136,13 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     def checked(name: str, result: object, **more: object) -> None:
         import json
 
-        import jsonschema
-
-        from torchtailor.cli.ui.documents import json_schema
+        from tests.documents import document_validator
 
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             printing(name, result, **more)
         if name != "build-toy":  # whose method says itself what its documents have
-            jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
+            document_validator(name).validate(json.loads(text.getvalue()))
         sys.stdout.write(text.getvalue())
 
     monkeypatch.setattr(ui, "print_json", checked)

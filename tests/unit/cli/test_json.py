@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import torchtailor
+from tests.documents import document_validator
 from torchtailor.cli import COMMANDS, main, ui
-from torchtailor.cli.ui.documents import DOCUMENTS, json_schema, schema_of
+from torchtailor.cli.ui.documents import DOCUMENTS, schema_of
 from torchtailor.core.errors import ExitCode
 from torchtailor.fetch.cache import CachePruned
 
@@ -44,11 +45,8 @@ def test_every_document_is_described_and_every_description_is_printed() -> None:
 
 
 def test_every_schema_is_one() -> None:
-    import jsonschema
-
     for name in DOCUMENTS:
-        jsonschema.Draft202012Validator.check_schema(json_schema(name))
-        assert json_schema(name)["properties"]["schema"] == {"const": f"torchtailor-{name}/1"}
+        assert document_validator(name).schema["properties"]["schema"] == {"const": f"torchtailor-{name}/1"}
 
 
 @pytest.mark.parametrize("result", [CachePruned(["x"], "many", False), _MoreKeys(["x"], 5, False, 1)])  # type: ignore[arg-type]
