@@ -70,6 +70,11 @@ class ExtraRow(VariantRow, frozen=True, kw_only=True):
     cuda: Annotated[Dotted | None, Meta(description="The CUDA build, if not the release's newest.")] = None
 
 
+def label_of(cuda: Dotted | None) -> str:
+    """PyTorch's own label of a build: `cu128`, `cpu`."""
+    return "cpu" if cuda is None else "cu" + "".join(str(part) for part in cuda.parts[:2])
+
+
 class Build(Strict, frozen=True, kw_only=True):
     """A release built with one CUDA, or without."""
 
@@ -86,8 +91,7 @@ class Build(Strict, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """PyTorch's own label: `cu128`, `cpu`."""
-        return "cpu" if self.cuda is None else "cu" + "".join(str(part) for part in self.cuda.parts[:2])
+        return label_of(self.cuda)
 
     def wheel_codes(self, arch: str) -> tuple[CodeTarget, ...]:
         """The GPU code inside the official wheel for a platform; empty where there is none."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from torchtailor.catalog import CodeKind, Fit
 from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
-from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
+from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind, codes_of
 from torchtailor.code.gpucode.fitness import gpu_fit
 from torchtailor.code.gpucode.foreign import foreign_platform
 from torchtailor.code.gpucode.kernels import kernel_names
@@ -440,8 +440,7 @@ class _Tailoring:
 
 
 def _has_ptx(images: Iterable[Image]) -> bool:
-    pieces = (piece.target for image in images for piece in (image.parts or (image,)))
-    return any(target is not None and target.kind is CodeKind.PTX for target in pieces)
+    return any(code.kind is CodeKind.PTX for code in codes_of(images))
 
 
 def _sides(keep: KeptImages, moved: Mapping[int, bytes]) -> tuple[list[Image], list[Image]]:

@@ -8,7 +8,7 @@ finds containers. Offsets are those of the file or buffer that was read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum, IntFlag
 from functools import lru_cache
@@ -171,6 +171,11 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
         return self.header_size == 0
 
     @property
+    def pieces(self) -> tuple[Image | Part, ...]:
+        """The images that are compressed together in it, or else itself."""
+        return self.parts or (self,)
+
+    @property
     def scrambled(self) -> bool:
         """Whether the payload can only be unpacked by NVIDIA's libraries, and must be compared as stored."""
         return bool(self.flags & _SCRAMBLED)
@@ -184,6 +189,11 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
     def label(self) -> str:
         """`sm_90a`, `compute_120`, or what is known of a kind nobody has met."""
         return str(self.target) if self.target else _unknown(self.kind_number, self.sm)
+
+
+def codes_of(images: Iterable[Image]) -> Iterator[CodeTarget]:
+    """What images are for, and their parts, as far as that is known."""
+    return (piece.target for image in images for piece in image.pieces if piece.target)
 
 
 class Container(NamedTuple):

@@ -15,12 +15,12 @@ other drivers take is not known, so both stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix
 from torchtailor.catalog.makers import maker_of
-from torchtailor.code.gpucode.fatbin import EntryFlag, Image
+from torchtailor.code.gpucode.fatbin import EntryFlag, Image, codes_of
 from torchtailor.code.gpucode.scan import CodeContainer, Reference
 from torchtailor.code.gpucode.targets import Targets
 
@@ -101,7 +101,7 @@ class Policy:
         """Whether a device link has no cubin that the device runs with all its drivers. Which objects belong to which
         link is not known."""
         return any(
-            not any(code.kind is CodeKind.CUBIN and self.rules.fit(device, code).runs for code in _codes(one.images))
+            not any(code.kind is CodeKind.CUBIN and self.rules.fit(device, code).runs for code in codes_of(one.images))
             for one in linked
         )
 
@@ -133,7 +133,7 @@ class Policy:
             return False
         if self._choose((image,)).served:
             return True
-        codes = [piece.target for piece in (image.parts or (image,))]
+        codes = [piece.target for piece in image.pieces]
         return any(code is None or (self.targets.keep_ptx and code.kind is CodeKind.PTX) for code in codes)
 
     def fits(self, device: Capability, code: CodeTarget) -> bool:
@@ -144,7 +144,7 @@ class Policy:
 
     def _choose(self, images: Iterable[Image]) -> PolicyChoice:
         """The choice for these images, made once for each set of architectures: a library repeats few of them."""
-        pieces = [piece for image in images for piece in (image.parts or (image,))]
+        pieces = [piece for image in images for piece in image.pieces]
         key = tuple([piece.kind_number << 64 | piece.sm << 32 | piece.flags & _SUFFIXES for piece in pieces])
         choice = self._choices.get(key)
         if choice is None:
@@ -215,11 +215,6 @@ class PolicyChoice:
     best: frozenset[CodeTarget]  # what the driver would take, for each target
 
 
-def _codes(images: Iterable[Image]) -> Iterator[CodeTarget]:
-    """What the images are for, as far as that is known."""
-    return (piece.target for image in images for piece in (image.parts or (image,)) if piece.target)
-
-
 def _named_in(image: Image, codes: frozenset[CodeTarget]) -> bool:
     """Whether an image is, or has among its parts, one of these; what is of no known kind always counts."""
     if image.parts:
@@ -229,7 +224,7 @@ def _named_in(image: Image, codes: frozenset[CodeTarget]) -> bool:
 
 def _runs_one_of(image: Image, codes: frozenset[CodeTarget]) -> bool:
     """Whether an image is, or has among its parts, one of these."""
-    return any(piece.target in codes for piece in (image.parts or (image,)))
+    return any(piece.target in codes for piece in image.pieces)
 
 
 def _links(device: Capability, code: CodeTarget) -> bool:

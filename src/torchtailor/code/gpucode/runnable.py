@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix
-from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.fatbin import Image, codes_of
 from torchtailor.code.gpucode.scan import CodeContainer, Reference
 
 _SPECIFICITY = (Suffix.NONE, Suffix.FAMILY, Suffix.ARCH)
@@ -46,7 +46,7 @@ class DriverReading:
     def used(self, containers: Sequence[CodeContainer]) -> list[frozenset[CodeTarget]]:
         """The code of each container that the GPU uses: what the driver takes, and LTO-IR that can be linked."""
         linked = [container for container in containers if container.reference is Reference.LINKED]
-        jit_link = any(not any(self._runs_cubin(code) for code in _codes(one.images)) for one in linked)
+        jit_link = any(not any(self._runs_cubin(code) for code in codes_of(one.images)) for one in linked)
         known: dict[tuple[object, ...], frozenset[CodeTarget]] = {}  # libraries repeat few sets of architectures
         found: list[frozenset[CodeTarget]] = []
         for container in containers:
@@ -56,7 +56,7 @@ class DriverReading:
                 continue
             key = (an_object, *[_key(image) for image in container.images])
             if key not in known:
-                codes = frozenset(_codes(container.images))
+                codes = frozenset(codes_of(container.images))
                 known[key] = self._linked(codes) if an_object else self._loaded(codes)
             found.append(known[key])
         return found
@@ -139,7 +139,7 @@ def used_images(containers: Sequence[CodeContainer], readings: Iterable[DriverRe
     by_reading = [reading.used(containers) for reading in readings]
     for index, container in enumerate(containers):
         codes = frozenset[CodeTarget]().union(*(used[index] for used in by_reading))
-        yield tuple(image for image in container.images if codes.intersection(_codes((image,))))
+        yield tuple(image for image in container.images if codes.intersection(codes_of((image,))))
 
 
 def _key(image: Image) -> object:
@@ -149,9 +149,3 @@ def _key(image: Image) -> object:
 def _best(codes: Iterable[CodeTarget]) -> frozenset[CodeTarget]:
     best = max(codes, key=lambda code: (code.capability, _SPECIFICITY.index(code.suffix)), default=None)
     return frozenset() if best is None else frozenset({best})
-
-
-def _codes(images: Iterable[Image]) -> Iterator[CodeTarget]:
-    for image in images:
-        targets = [part.target for part in image.parts] if image.parts else [image.target]
-        yield from (target for target in targets if target)

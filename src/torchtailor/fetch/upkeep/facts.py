@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from torchtailor.advise.host.torches import assigned_texts
 from torchtailor.catalog import Dotted
+from torchtailor.catalog.releases import label_of
 from torchtailor.core.errors import BadInputError
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.resolve import needs
@@ -42,7 +43,7 @@ class TorchFacts:
 
     @property
     def label(self) -> str:
-        return "cpu" if self.cuda is None else "cu" + "".join(str(part) for part in self.cuda.parts[:2])
+        return label_of(self.cuda)
 
 
 def read_facts(wheel: ListedWheel, python: str, arch: str) -> TorchFacts:

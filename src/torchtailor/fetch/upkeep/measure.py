@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, TorchArch
 from torchtailor.code.binary.elf_headers import ElfMachine
-from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.fatbin import codes_of
 from torchtailor.code.gpucode.scan import LibraryCode, Reference, scan_file
 from torchtailor.code.hostcode.analyse import HostCode, analyse
 from torchtailor.code.hostcode.features import feature_table
@@ -77,7 +77,7 @@ def architectures_of(codes: Iterable[LibraryCode]) -> tuple[tuple[TorchArch, ...
         for found in code.containers:
             if found.reference is not Reference.PRELINKED:
                 total += 1
-                counts.update(set(_targets(found.images)))
+                counts.update(set(codes_of(found.images)))
     usual = {code for code, count in counts.items() if 2 * count >= total}
     cubins = sorted((code for code in usual if code.kind is CodeKind.CUBIN), key=_order)
     listed = tuple(
@@ -86,12 +86,6 @@ def architectures_of(codes: Iterable[LibraryCode]) -> tuple[tuple[TorchArch, ...
     )
     covered = {target for item in listed for target in item.codes}
     return listed, tuple(sorted(counts.keys() - covered, key=_order))
-
-
-def _targets(images: Iterable[Image]) -> Iterable[CodeTarget]:
-    for image in images:
-        targets = [part.target for part in image.parts] if image.parts else [image.target]
-        yield from (target for target in targets if target)
 
 
 def _order(code: CodeTarget) -> tuple[object, ...]:

@@ -165,7 +165,7 @@ def _check_policy(stock: FileSource, pair: ContainerPair, kept: list[Image], pol
     if lost:
         names = ", ".join(map(str, sorted(lost)))
         raise pair.problem(f"had code for {names} and has none now")
-    gone = policy.loaded(images) - {piece.target for image in kept for piece in (image.parts or (image,))}
+    gone = policy.loaded(images) - {piece.target for image in kept for piece in image.pieces}
     if gone:
         raise pair.problem(f"lost {min(map(str, gone))}, which the driver would load")
     _check_kernels(stock, pair, kept, policy)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -24,6 +25,7 @@ from torchtailor.trees.artifact.libraries import (
     is_placeholder,
     loose_code_files,
     loose_libraries,
+    packed_code_files,
     packed_libraries,
 )
 from torchtailor.trees.artifact.manifests import read_tailored, read_wheelhouse_manifest
@@ -34,7 +36,7 @@ from torchtailor.trees.artifact.sites import (
     sees_system_packages,
     sites_below,
 )
-from torchtailor.trees.wheels.archive import WheelArchive, open_member
+from torchtailor.trees.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.trees.wheels.distribution import MANIFEST, read_metadata
 from torchtailor.trees.wheels.metadata import Metadata
 from torchtailor.trees.wheels.name import WheelName, wheels_in
@@ -86,7 +88,7 @@ class Artifact:
     @cached_property
     def libraries(self) -> tuple[LibraryFile, ...]:
         """The ELF files in it; that a folder holds none is an error, that a wheel holds none is not."""
-        found = tuple(self._libraries())
+        found = tuple(self._files(code=False, packed=packed_libraries, loose=loose_libraries))
         if not found and not self.wheels and not self.code_files and self.kind is not ArtifactKind.IMAGE:
             raise nothing_in(self.path)
         return found
@@ -94,7 +96,7 @@ class Artifact:
     @cached_property
     def code_files(self) -> tuple[LibraryFile, ...]:
         """The files that are GPU code by their name: cubins, PTX, bitcode, static libraries."""
-        return tuple(self._code_files())
+        return tuple(self._files(code=True, packed=packed_code_files, loose=loose_code_files))
 
     @property
     def never_cut(self) -> str:
@@ -186,32 +188,24 @@ class Artifact:
         row = self._dist_infos[library.owner].record.get(library.member.name)
         return row.hash if row else None
 
-    def _libraries(self) -> Iterator[LibraryFile]:
+    def _files(
+        self,
+        *,
+        code: bool,
+        packed: Callable[[WheelArchive], Iterable[Member]],
+        loose: Callable[[Iterable[Path]], Iterable[tuple[Path, os.stat_result]]],
+    ) -> Iterator[LibraryFile]:
+        """The files of wheels and folders that these find, or the one file, where it is of this kind."""
         for wheel in self.wheels:
             with WheelArchive(wheel) as archive:
-                for member in packed_libraries(archive):
+                for member in packed(archive):
                     yield LibraryFile(installed_path(member.name), wheel.name, member.size, wheel, member)
         if self.kind is ArtifactKind.LIBRARY:
-            if not is_code_file(self.path.name):
+            if is_code_file(self.path.name) is code:
                 yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
         elif not self.wheels:
             folders = self.site_packages if self.kind is ArtifactKind.ENVIRONMENT else (self.path,)
-            for path, stat in loose_libraries(folders):
-                name = installed_path(path.relative_to(self.path).as_posix())
-                yield LibraryFile(name, "", stat.st_size, path)
-
-    def _code_files(self) -> Iterator[LibraryFile]:
-        for wheel in self.wheels:
-            with WheelArchive(wheel) as archive:
-                for member in archive.files:
-                    if is_code_file(member.name):
-                        yield LibraryFile(installed_path(member.name), wheel.name, member.size, wheel, member)
-        if self.kind is ArtifactKind.LIBRARY:
-            if is_code_file(self.path.name):
-                yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
-        elif not self.wheels:
-            folders = self.site_packages if self.kind is ArtifactKind.ENVIRONMENT else (self.path,)
-            for path, stat in loose_code_files(folders):
+            for path, stat in loose(folders):
                 name = installed_path(path.relative_to(self.path).as_posix())
                 yield LibraryFile(name, "", stat.st_size, path)
 

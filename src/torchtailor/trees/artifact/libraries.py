@@ -128,6 +128,11 @@ def packed_libraries(archive: WheelArchive) -> Iterator[Member]:
             yield member
 
 
+def packed_code_files(archive: WheelArchive) -> Iterator[Member]:
+    """The files of a wheel that are GPU code by their name."""
+    return (member for member in archive.files if is_code_file(member.name))
+
+
 def loose_libraries(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
     """The ELF files anywhere under some folders, each once however many names it has."""
     seen: set[tuple[int, int]] = set()

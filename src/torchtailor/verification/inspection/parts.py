@@ -97,7 +97,7 @@ def _gpu_spans(code: LibraryCode) -> Iterator[ByteSpan]:
 
 def _image_spans(image: Image) -> Iterator[ByteSpan]:
     """One span; of images that were compressed together each has its share, as long as its part of the whole."""
-    held: Iterable[Image | Part] = image.parts or (image,)
+    held: Iterable[Image | Part] = image.pieces
     total, at = sum(part.size for part in image.parts), image.offset
     for piece in held:
         share = image.end - at if isinstance(piece, Image) or not total else (image.end - at) * piece.size // total

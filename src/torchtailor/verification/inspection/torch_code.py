@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog import Capability, Catalog, CodeTarget, Fit, Gpu
+from torchtailor.code.gpucode.fatbin import codes_of
 from torchtailor.code.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.code.gpucode.report import LibraryReport
 from torchtailor.core.errors import BadInputError
@@ -62,7 +63,7 @@ def _packed(folder: Path) -> Iterator[CodeTarget]:
     for path in sorted(folder.glob(f"*/{MAIN_LIBRARY}-*{PACK_SUFFIX}")):
         with suppress(BadInputError, OSError), open_pack(path) as pack:
             images = [image for row in pack.rows for image in pack.container(row).entries]
-            found = {piece.target for image in images for piece in (image.parts or (image,)) if piece.target}
+            found = set(codes_of(images))
             yield from sorted(found - seen, key=str)
             seen |= found
 

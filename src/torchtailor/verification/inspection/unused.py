@@ -12,7 +12,7 @@ import msgspec
 
 from torchtailor.catalog import Capability, CodeKind, TorchArch, load_catalog
 from torchtailor.code.binary.source import ByteSource
-from torchtailor.code.gpucode.fatbin import Image
+from torchtailor.code.gpucode.fatbin import Image, codes_of
 from torchtailor.code.gpucode.kernels import kernel_names
 from torchtailor.code.gpucode.policy import Policy
 from torchtailor.code.gpucode.scan import FoundContainer, LibraryCode, Reference
@@ -141,7 +141,7 @@ def repeated(uses: Iterable[tuple[str, CodeUse]]) -> Iterator[UnusedCode]:
 def _why(image: Image, container: FoundContainer, policies: Iterable[Policy]) -> Why:
     if container.reference is Reference.PRELINKED:
         return Why.LINKED
-    kinds = {piece.target.kind for piece in (image.parts or (image,)) if piece.target}
+    kinds = {code.kind for code in codes_of((image,))}
     if kinds == {CodeKind.PTX}:
         return Why.PTX
     return Why.PASSED_OVER if any(policy.usable((image,)) for policy in policies) else Why.UNKNOWN_GPU

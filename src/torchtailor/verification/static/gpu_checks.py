@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
+from torchtailor.code.gpucode.fatbin import codes_of
 from torchtailor.code.gpucode.files import CodeFileKind
 from torchtailor.code.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.code.gpucode.policy import Policy
@@ -68,7 +69,7 @@ def fit_checks(
 def _in_packs(facts: LibraryFacts, gpu: Capability, catalog: Catalog) -> str:
     """Code of packs that the GPU uses; empty where there is none."""
     images = (packed.image for packed in facts.packed.images)
-    targets = {piece.target for image in images for piece in (image.parts or (image,)) if piece.target}
+    targets = set(codes_of(images))
     policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
     return ", ".join(sorted(str(target) for target in targets if policy.fits(gpu, target)))
 
