@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -64,10 +64,6 @@ class CutDocument(msgspec.Struct, frozen=True):
 
     target: TargetDocument
     policy: PolicyDocument
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = msgspec.to_builtins(self)
-        return document
 
 
 class JobCut(CutDocument, frozen=True, omit_defaults=True):

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from torchtailor.catalog import Capability
 from torchtailor.catalog.gpus import codes_named
-from torchtailor.core.documents import Seconds, document
+from torchtailor.core.documents import Seconds, document, plain
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.core.format import counted
 from torchtailor.core.processes import run_all, tidying_up
@@ -137,7 +137,7 @@ class TailorReport:
             self,
             dry_run=self.options.dry_run,
             seconds=round(self.seconds, 3),
-            **self.options.document.to_json(),
+            **plain(self.options.document),
             inputs=[result.document for result in self.results],
             failures=[FailedInput(one.source, one.error.message, one.error.hint) for one in self.failures],
         )

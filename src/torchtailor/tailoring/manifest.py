@@ -39,7 +39,7 @@ def manifest(
         settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
     no_gpu = no_gpu_json(stand_ins, changed_requirements or {})
     rows = map(library_json, libraries)
-    return _encode({**settings.to_json(), **no_gpu}, source, output, rows, map(plain, dropped))
+    return _encode({**plain(settings), **no_gpu}, source, output, rows, map(plain, dropped))
 
 
 def environment_manifest(
@@ -50,7 +50,7 @@ def environment_manifest(
     dropped: Iterable[Mapping[str, Any]],
 ) -> bytes:
     """The manifest of a distribution that was cut in place, from the rows of its journal."""
-    return _encode(options.to_json(), {"kind": "environment", "name": name, "version": version}, {}, libraries, dropped)
+    return _encode(plain(options), {"kind": "environment", "name": name, "version": version}, {}, libraries, dropped)
 
 
 def _encode(

@@ -162,7 +162,7 @@ def _manifest(
     stock: WheelDistribution, options: Cut, filename: str, version: str, libraries: Sequence[LibraryResult]
 ) -> bytes:
     """The manifest of a wheel of packs: which libraries it is for, and what it has for them."""
-    settings = options.document.to_json()
+    settings = plain(options.document)
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},

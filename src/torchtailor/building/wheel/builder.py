@@ -30,7 +30,7 @@ from torchtailor.building.wheel_jobs import (
 )
 from torchtailor.catalog import WHEEL
 from torchtailor.core.disk import DamagedFileError, disk_errors
-from torchtailor.core.documents import Bytes, Seconds, document
+from torchtailor.core.documents import Bytes, Seconds, document, plain
 from torchtailor.trees.index.variants import VariantLabel
 from torchtailor.wheelhouse.variants_index import write_variants_index
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
@@ -87,7 +87,7 @@ class _HereRun:
     def __init__(self, plan: WheelPlan, context: JobContext, attempts: OpenAttempts) -> None:
         self._context, self._attempts = context, attempts
         for variant in plan.plans:
-            attempts.start(variant.name, WHEEL, plan.options.to_json(), configuration_of(variant))
+            attempts.start(variant.name, WHEEL, plain(plan.options.document), configuration_of(variant))
         self._measured = {FETCH_KEY: (0, 0.0), CUT_KEY: (0, 0.0)}  # bytes and seconds
         self.made: dict[str, Wheelhouse] = {}
         self.downloaded = 0

@@ -14,6 +14,7 @@ from torchtailor.building.wheel.plan import WheelPlan
 from torchtailor.building.wheel.space import needs_on
 from torchtailor.building.wheel_jobs import JobContext, PackVariant
 from torchtailor.catalog import WHEEL
+from torchtailor.core.documents import plain
 from torchtailor.core.errors import UsageError
 from torchtailor.core.room import DiskNeed
 from torchtailor.core.store import is_local
@@ -27,7 +28,7 @@ def wheel_jobs_on(plan: WheelPlan, place: JobPlace) -> WheelJobs:
             "Omit --on, or --split.",
         )
     plan = with_hashes(plan)
-    options = plan.options.to_json()
+    options = plain(plan.options.document)
     variants = tuple(
         FarmVariant(variant.name, WHEEL, pack_of(plan, variant).gives[0], options, configuration_of(variant))
         for variant in plan.plans

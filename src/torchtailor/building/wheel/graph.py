@@ -12,6 +12,7 @@ from torchtailor.building.wheel.plan import HOST_SHARE, PlannedWheel, Treatment,
 from torchtailor.building.wheel_jobs import CutForGpus, FetchWheel, PackedWheel, PackVariant, ProveVariant, SplitWheel
 from torchtailor.catalog import WHEEL
 from torchtailor.core.disk import hash_file
+from torchtailor.core.documents import plain
 from torchtailor.core.urls import without_login
 from torchtailor.surgery.cut_document import JobCut
 from torchtailor.wheelhouse.entry import WheelhouseDescription
@@ -135,7 +136,7 @@ def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
 
 def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
     """What the manifest says of a variant."""
-    details: dict[str, object] = {"options": options.to_json(), "gives": variant.gives}
+    details: dict[str, object] = {"options": plain(options.document), "gives": variant.gives}
     if variant.without_gpu:
         details["without_gpu"] = True
     packs = tuple(gpu.sm for gpu in variant.variant.gpus) if options.cut.split else ()

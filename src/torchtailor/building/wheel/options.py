@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as data_field
+from typing import Annotated
 
+from msgspec import Meta, field
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from torchtailor.catalog import Catalog
 from torchtailor.code.gpucode.targets import NO_GPU
+from torchtailor.core.documents import document
 from torchtailor.core.errors import UsageError
 from torchtailor.fetch.options import IndexOptions
 from torchtailor.fetch.target import DEFAULT_GLIBC
 from torchtailor.surgery.cut import Cut
-from torchtailor.surgery.cut_document import JobCut
+from torchtailor.surgery.cut_document import JobCut, PolicyDocument
 
 # Between packages; not the one in `foo[a,b]` or in `foo>=1,<2`.
 _COMMA = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
+
+
+class WheelOptionsDocument(PolicyDocument, frozen=True, omit_defaults=True, kw_only=True):
+    """The options that decide the bytes of the output."""
+
+    companions: tuple[str, ...] = field(name="with")
+    gpu: Annotated[str, Meta(description="none: for machines without a GPU")] = ""
+    glibc: str
+    keep_ptx: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +38,7 @@ class WheelOptions(IndexOptions):
     """What is built beside torch, how wheels are cut, and where they come from."""
 
     companions: tuple[str, ...] = ()  # torchvision, torchaudio, ...; also several in one word, with commas
-    cut: Cut = field(default_factory=Cut)  # the GPUs are those of the variants
+    cut: Cut = data_field(default_factory=Cut)  # the GPUs are those of the variants
     variants: bool = False  # also an index of wheel variants
     without_gpu: bool = False  # for the CPU: a CUDA build whose GPU code is removed, whatever else there is
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
@@ -58,13 +71,14 @@ class WheelOptions(IndexOptions):
             return self.cut.without_gpu.for_job
         return self.cut.for_job
 
-    def to_json(self) -> dict[str, object]:
-        """The options that decide the bytes of the output."""
+    @property
+    def document(self) -> WheelOptionsDocument:
         cut = self.cut.document
-        return {
-            "with": list(self.companions),
-            **({"gpu": NO_GPU} if self.without_gpu else {}),
-            "glibc": self.glibc,
-            "keep_ptx": cut.target.keep_ptx,
-            **cut.to_json()["policy"],
-        }
+        return document(
+            WheelOptionsDocument,
+            cut.policy,
+            companions=self.companions,
+            gpu=NO_GPU if self.without_gpu else "",
+            glibc=self.glibc,
+            keep_ptx=cut.target.keep_ptx,
+        )

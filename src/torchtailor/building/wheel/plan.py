@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,7 +16,7 @@ from torchtailor.building.base import Unavailable, UnavailableVariant, unavailab
 from torchtailor.building.choose import VariantChoice
 from torchtailor.building.ledger.rates import Rates
 from torchtailor.building.shown import Line, Rows, Shown
-from torchtailor.building.wheel.options import WheelOptions
+from torchtailor.building.wheel.options import WheelOptions, WheelOptionsDocument
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, Fit
 from torchtailor.catalog.variants import Variant, coverage
 from torchtailor.code.gpucode.targets import NO_GPU
@@ -92,7 +92,7 @@ class WheelPlanDocument(Struct):
     """What a build needs, and how each variant will be built."""
 
     out: Path
-    options: Annotated[dict[str, Any], Meta(description="that decide the bytes of the output")]
+    options: WheelOptionsDocument
     variants: tuple[PlannedVariantDocument, ...]
     download: Bytes
     disk: Bytes
@@ -242,7 +242,7 @@ class WheelPlan:
             WheelPlanDocument,
             self.cost,
             out=self.out,
-            options=self.options.to_json(),
+            options=self.options.document,
             variants=[plan.document for plan in self.plans],
             seconds=round(self.cost.seconds, 1),
             unavailable=unavailable_rows(self.unavailable),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from torchtailor.core.documents import document
 from torchtailor.oci.compression import LayerCompression
 from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.choices import chosen_in, words_of
+
+
+class ImageOptionsDocument(CutDocument, frozen=True, kw_only=True):
+    """What decides the bytes of the output."""
+
+    squash_shadowed: bool
+    compression: LayerCompression | None
 
 
 @dataclass(frozen=True)
@@ -25,10 +33,11 @@ class ImageOptions:
         squashed = ["--squash-shadowed"] if self.squash_shadowed else []
         return " ".join(["torchtailor image", *words_of(chosen_in(self.cut)), *squashed])
 
-    def to_json(self) -> dict[str, Any]:
-        """What decides the bytes of the output."""
-        return {
-            **self.cut.document.to_json(),
-            "squash_shadowed": self.squash_shadowed,
-            "compression": self.compression.value if self.compression else None,
-        }
+    @property
+    def document(self) -> ImageOptionsDocument:
+        return document(
+            ImageOptionsDocument,
+            self.cut.document,
+            squash_shadowed=self.squash_shadowed,
+            compression=self.compression,
+        )

@@ -57,7 +57,7 @@ def provenance_of(
                     "platform": result.platform,
                     "gpus": [str(gpu) for gpu in options.cut.targets.devices],
                     "command": options.line(),
-                    "options": options.to_json(),
+                    "options": plain(options.document),
                 },
                 "resolvedDependencies": [
                     {**named, "mediaType": stock.media_type, "digest": {stock.algorithm: stock.hex}}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
-from torchtailor.core.documents import Bytes, Seconds, document
+from torchtailor.core.documents import Bytes, Seconds, document, plain
 from torchtailor.core.format import printable
 from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -143,7 +143,7 @@ class ImageReport:
             self,
             dry_run=self.options.cut.dry_run,
             seconds=round(self.seconds, 3),
-            **self.options.to_json(),
+            **plain(self.options.document),
             images=[*map(_platform, self.images)],
         )
 
