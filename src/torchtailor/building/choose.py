@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from torchtailor.catalog import WHEEL, Catalog, Dotted
-from torchtailor.catalog.variants import Matrix, Variant, coverage
+from torchtailor.catalog.variants import Matrix, Variant, coverage, matrix_of
 from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.select import Names, check_python, find_variants, is_glob, listed
 from torchtailor.core.errors import NoMatchError, UsageError
@@ -48,7 +48,7 @@ def choose(
     `without_gpu` the GPUs of this machine.
     """
     line = catalog.toolkit(cuda).version if cuda else None
-    matrix, releases, pythons = Matrix.of(catalog), listed(release), listed(python)
+    matrix, releases, pythons = matrix_of(catalog), listed(release), listed(python)
     for one in pythons:
         check_python(catalog, one)
     choosers = [

@@ -36,7 +36,7 @@ def command(
 ) -> int:
     """List the variants, or explain why one is not possible."""
     from torchtailor.catalog import load_catalog
-    from torchtailor.catalog.variants import Matrix, find_variants
+    from torchtailor.catalog.variants import find_variants, matrix_of
     from torchtailor.catalog.variants import table as tables
     from torchtailor.catalog.variants.select import NothingMatchesError, unmatched
     from torchtailor.cli._age import say_if_old
@@ -46,7 +46,7 @@ def command(
         raise UsageError("--json, --csv and --markdown are mutually exclusive.", "Give one of them.")
     catalog = load_catalog()
     say_if_old(catalog)
-    matrix = Matrix.of(catalog)
+    matrix = matrix_of(catalog)
     if why:
         from torchtailor.catalog.variants.why import explain
 

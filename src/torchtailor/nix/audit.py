@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
-from torchtailor.catalog.variants.matrix import Matrix, ParsedName
+from torchtailor.catalog.variants.matrix import ParsedName, matrix_of
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import UsageError
@@ -142,7 +142,7 @@ def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None,
     found = TreeRelease(catalog.release(release)) if release else identify(catalog, pins, tree, recipes)
     chosen = found.release
     recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
-    context = AuditContext(catalog, Matrix.of(catalog), pins, tree, found, tuple(recipes))
+    context = AuditContext(catalog, matrix_of(catalog), pins, tree, found, tuple(recipes))
     if with_nix:
         judged = {
             recipe.path: _system(recipe)

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.methods import NIX
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.catalog.variants.matrix import Matrix
+from torchtailor.catalog.variants.matrix import matrix_of
 from torchtailor.catalog.variants.rules import coverage
 from torchtailor.catalog.variants.select import select
 from torchtailor.catalog.variants.variant import Variant
@@ -133,7 +133,7 @@ def recipe_variants(
         )
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
-        offered = Matrix.of(catalog).variants(found.recipe_name, python)
+        offered = matrix_of(catalog).variants(found.recipe_name, python)
         possible = [variant for variant in offered if coverage(catalog, variant, NIX).available]
         if not possible:
             raise UsageError(
@@ -169,7 +169,7 @@ def plan_trees(
         tree = tree_at(root if len(names) == 1 else root / name)
         pins = load_pins(tree.flox)
         variants = (
-            wheel_variants(catalog, pins, Matrix.of(catalog), name, globs, pythons)
+            wheel_variants(catalog, pins, matrix_of(catalog), name, globs, pythons)
             if wheels
             else recipe_variants(catalog, name, globs, pythons)
         )
@@ -179,7 +179,7 @@ def plan_trees(
         with_spark = spark and name == pins.file.spark.release
         wanted = tuple(dict.fromkeys((*written_siblings(tree), *siblings)))
         there = _already_there(tree)
-        earlier = [variant for variant in Matrix.of(catalog).variants(name, "all") if variant.name in there]
+        earlier = [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in there]
         if wheels:
             found, missing = render_wheels(pins, variants, wheels, nvidia=nvidia, companions=wanted)
             variants = tuple(variant for variant in variants if variant.name in found)
@@ -197,7 +197,7 @@ def plan_trees(
             **environment_files(
                 catalog,
                 pins,
-                [variant for variant in Matrix.of(catalog).variants(name, "all") if variant.name in shown],
+                [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in shown],
                 sorted(spark_names(pins)) if with_spark else extra,
                 selection=_selection(tree, earlier, variants, globs),
                 siblings=wanted,

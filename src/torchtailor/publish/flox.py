@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog import NIX, Catalog, load_catalog
-from torchtailor.catalog.variants import Matrix
+from torchtailor.catalog.variants import matrix_of
 from torchtailor.core.errors import BuildFailedError, EnvironmentProblem, NoMatchError
 from torchtailor.core.trust import no_option
 from torchtailor.nix.tree import tree_at
@@ -26,7 +26,7 @@ class FloxCall:
     @classmethod
     def for_variant(cls, name: str, folder: Path, organisation: str, *, catalog: Catalog | None = None) -> FloxCall:
         no_option(organisation, "The organisation")
-        variant = Matrix.of(catalog or load_catalog()).resolve(name, via=NIX).variant
+        variant = matrix_of(catalog or load_catalog()).resolve(name, via=NIX).variant
         return cls(folder, variant.name, organisation)
 
     @property

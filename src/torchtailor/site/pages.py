@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.variants import Matrix
+from torchtailor.catalog.variants import Matrix, matrix_of
 from torchtailor.catalog.variants.why import explain
 from torchtailor.catalog.versions import python_key
 from torchtailor.core.disk import write_output
@@ -62,7 +62,7 @@ class SiteDocument:
 
 def render_site(catalog: Catalog | None = None) -> dict[str, bytes]:
     """All pages, by name."""
-    matrix = Matrix.of(catalog or load_catalog())
+    matrix = matrix_of(catalog or load_catalog())
     pages = {
         SELECTOR: selector_page(matrix),
         MATRIX: matrix_page(matrix),

@@ -17,7 +17,7 @@ from tests.unit.building import stack
 from tests.unit.fetch.packages import Package, html_index
 from tests.unit.fetch.serving import Site, serve
 from torchtailor.catalog import Catalog
-from torchtailor.catalog.variants import Matrix
+from torchtailor.catalog.variants import matrix_of
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
@@ -57,7 +57,7 @@ def pins_from(catalog: Catalog, root: Path, companions: tuple[str, ...] = ()) ->
 
 def _variants(catalog: Catalog):  # type: ignore[no-untyped-def]
 
-    return list(Matrix.of(catalog).variants("main", OWN))
+    return list(matrix_of(catalog).variants("main", OWN))
 
 
 def write(catalog: Catalog, root: Path, *globs: str, nvidia: bool = True, companions: tuple[str, ...] = ()) -> Path:

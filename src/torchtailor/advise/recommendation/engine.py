@@ -25,7 +25,7 @@ from torchtailor.advise.recommendation.result import Pick, Recommendation
 from torchtailor.advise.recommendation.upgrades import upgrades
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.toolkits import DriverFit
-from torchtailor.catalog.variants import Matrix
+from torchtailor.catalog.variants import Matrix, matrix_of
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def recommend(
     machine = resolve_host(
         known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
     )
-    found = recommend_for(Matrix.of(known), machine, Request(workload, python, release, method, into, here))
+    found = recommend_for(matrix_of(known), machine, Request(workload, python, release, method, into, here))
     _log.info("%s: %s", found.machine, found.best.variant if found.best else "nothing fits")
     for reason in found.best.reasons if found.best else ():
         _log.info("because: %s", reason)

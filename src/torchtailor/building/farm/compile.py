@@ -38,7 +38,7 @@ from torchtailor.building.source.shards import compiled_files, of_part, shards
 from torchtailor.building.source.tables import FileKind
 from torchtailor.building.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, source_files
 from torchtailor.catalog import SOURCE, Capability, Catalog
-from torchtailor.catalog.variants import Matrix
+from torchtailor.catalog.variants import matrix_of
 from torchtailor.core.disk import disk_errors, locked, staging_folder, work_folder
 from torchtailor.core.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.fetch.cache import Cache
@@ -157,7 +157,7 @@ def _hits(compiled: Compiled) -> dict[str, int]:
 
 
 def _request(spec: SourceSpec, bench: CompileBench, *, source: str, out: Path) -> SourceRequest:
-    variant = Matrix.of(bench.catalog).resolve(spec.variant, via=SOURCE).variant
+    variant = matrix_of(bench.catalog).resolve(spec.variant, via=SOURCE).variant
     options = SourceOptions(
         source=source or None,
         profile=spec.profile,

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from torchtailor.building.source.tables import CostRow, Tables
 from torchtailor.catalog import SOURCE, Capability, Catalog
-from torchtailor.catalog.variants import Matrix, Variant, coverage
+from torchtailor.catalog.variants import Variant, coverage, matrix_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> SourceCost:
 def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
     return [
         other
-        for other in Matrix.of(catalog).variants(variant.release_name, variant.python)
+        for other in matrix_of(catalog).variants(variant.release_name, variant.python)
         if other.isa == variant.isa
         and other.build.label == variant.build.label
         and coverage(catalog, other, SOURCE).available

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import json
+
 from torchtailor.building.graph.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.building.ledger.rates import Rates
 from torchtailor.building.wheel.options import WheelOptions
@@ -12,7 +14,6 @@ from torchtailor.building.wheel.plan import HOST_SHARE, PlannedWheel, Treatment,
 from torchtailor.building.wheel_jobs import CutForGpus, FetchWheel, PackedWheel, PackVariant, ProveVariant, SplitWheel
 from torchtailor.catalog import WHEEL
 from torchtailor.core.disk import hash_file
-from torchtailor.core.documents import plain
 from torchtailor.core.urls import without_login
 from torchtailor.surgery.cut_document import JobCut
 from torchtailor.wheelhouse.entry import WheelhouseDescription
@@ -136,7 +137,7 @@ def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
 
 def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
     """What the manifest says of a variant."""
-    details: dict[str, object] = {"options": plain(options.document), "gives": variant.gives}
+    details: dict[str, object] = {"options": json.decode(json.encode(options.document)), "gives": variant.gives}
     if variant.without_gpu:
         details["without_gpu"] = True
     packs = tuple(gpu.sm for gpu in variant.variant.gpus) if options.cut.split else ()

@@ -1,6 +1,6 @@
 """The matrix of variants: names, expansion, rules, selectors."""
 
-from torchtailor.catalog.variants.matrix import Matrix, ParsedName, Resolution
+from torchtailor.catalog.variants.matrix import Matrix, ParsedName, Resolution, matrix_of
 from torchtailor.catalog.variants.rules import (
     MatrixRule,
     MethodCoverage,
@@ -24,6 +24,7 @@ __all__ = [
     "coverage",
     "expand_braces",
     "find_variants",
+    "matrix_of",
     "select",
     "why_impossible",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
@@ -58,17 +57,6 @@ class Resolution:
 
 class Matrix:
     """All variants of a catalog."""
-
-    _kept: ClassVar[list[Matrix]] = []
-
-    @classmethod
-    def of(cls, catalog: Catalog) -> Matrix:
-        """The matrix of a catalog, kept because making one checks every variant."""
-        for kept in cls._kept:
-            if kept.catalog is catalog:
-                return kept
-        cls._kept[:] = [cls(catalog)]
-        return cls._kept[0]
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -212,3 +200,13 @@ def _message(name: str, chosen: Variant, others: tuple[Variant, ...]) -> str:
         return text + "."
     also = ", ".join(other.unique_name for other in others[:3]) + (", ..." if len(others) > 3 else "")
     return f"{text}; it also matches {also}."
+
+
+_kept: list[Matrix] = []
+
+
+def matrix_of(catalog: Catalog) -> Matrix:
+    """The matrix of a catalog, kept because making one checks every variant."""
+    if not _kept or _kept[0].catalog is not catalog:
+        _kept[:] = [Matrix(catalog)]
+    return _kept[0]

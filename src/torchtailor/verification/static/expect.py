@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.catalog.cpus import Isa
-from torchtailor.catalog.variants.matrix import Matrix
+from torchtailor.catalog.variants.matrix import matrix_of
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.errors import NoMatchError
 from torchtailor.trees.artifact.artifact import Artifact
@@ -62,7 +62,7 @@ def expectation(
 
 def _resolve(catalog: Catalog, name: str, torch: str) -> Variant:
     """The variant of a name; a short name means that of the PyTorch which is there, where it has one."""
-    matrix = Matrix.of(catalog)
+    matrix = matrix_of(catalog)
     if torch:
         with suppress(NoMatchError):
             return matrix.resolve(name, release=torch).variant
