@@ -46,7 +46,7 @@ def walk(words: list[str]) -> dict[str, int]:
     sys.setprofile(note)
     code = main(words)
     sys.setprofile(None)
-    threading.setprofile(None)  # type: ignore[arg-type]
+    threading.setprofile(None)
     assert code == 0, (words, code)
     return dict(entered)
 
