@@ -293,6 +293,7 @@ def pages_load() -> None:
         path.relative_to(left)
         for path in sorted(files_of(left))
         if ".so" in path.name and path.parent.name == "lib" and PACK_FOLDER not in path.parts
+        if path.stat().st_size > 1 << 16  # others were left out, and say so when they are loaded
     ]
     rows: dict[str, list[list[str]]] = {tree: [] for tree in ("stock", *made_trees)}
     for _ in range(5):

@@ -72,6 +72,9 @@ _CODE_ALIGNMENT = 16
 _CODE_SIZE = 64
 _AGAIN = 1  # added to the address of the table in the second call
 _MOST_PIECES = 1 << 16  # that the hook reads
+# bytes: a hole between two segments that the pack maps as zeros, or a segment without cold runs beside one with some;
+# each saves mappings
+_COVERED = 8 << 20
 
 
 class NotPagedError(Exception):
@@ -117,7 +120,7 @@ class PagePlan:
     elf: ElfFile
     page: int
     tables: _Tables
-    segments: tuple[tuple[Segment, Span], ...]  # those with cold runs, and what a pack covers of each
+    segments: tuple[tuple[Segment, Span], ...]  # what a pack covers, each with the first of the segments there
     cold: tuple[Span, ...]
     gone: tuple[Span, ...]  # of the cold ones, those that held tables which have moved
     fixed: tuple[Span, ...]  # what the loader itself maps
@@ -159,24 +162,51 @@ class PagePlan:
         hot = merge([*fixed, *_pages((Span(*run) for run in wanted.touched), page)])
         cold: list[Span] = []
         segments: list[tuple[Segment, Span]] = []
-        for load in elf.loads:
-            if load.flags & _WRITE or load.memory_size != load.file_size or not load.file_size:
-                continue
-            whole = Span(load.address // page * page, align_up(load.memory_end, page))
-            free = subtract([whole], subtract(hot, gone))
-            runs = [run for run in free if run.size >= max(wanted.gap, page)]
+        for group in _groups(elf, page):
+            runs: list[Span] = []
+            for load in group:
+                free = subtract([_whole(load, page)], subtract(hot, gone))
+                runs += [run for run in free if run.size >= max(wanted.gap, page)]
             if not runs:
                 continue
+            with_cold = [index for index, load in enumerate(group) if _within(runs, _whole(load, page))]
+            first, last = with_cold[0], with_cold[-1]
+            while first and group[first - 1].file_size <= _COVERED:
+                first -= 1
+            while last + 1 < len(group) and group[last + 1].file_size <= _COVERED:
+                last += 1
             # the first page of the library stays its own: who reads the mappings of a process knows it by that
-            cover = Span(runs[0].start if load is elf.loads[0] else whole.start, whole.end)
-            for part in _parts(elf, load, cover, page) if wanted.apart else [cover]:
-                inside = [Span(max(run.start, part.start), min(run.end, part.end)) for run in runs]
-                cold += (inside := [run for run in inside if run.size > 0])
-                segments += [(load, part)] if inside else []
+            own = page if group[first] is elf.loads[0] else 0
+            cover = Span(_whole(group[first], page).start + own, _whole(group[last], page).end)
+            for part in _parts(elf, cover, page) if wanted.apart else [cover]:
+                inside = _within(runs, part)
+                cold += inside
+                segments += [(group[first], part)] if inside else []
         plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), tuple(fixed), wanted)
         if plan.saved < WORTH:
             raise NotPagedError("less than a megabyte of it was not touched")
         return plan
+
+
+def _whole(load: Segment, page: int) -> Span:
+    return Span(load.address // page * page, align_up(load.memory_end, page))
+
+
+def _groups(elf: ElfFile, page: int) -> Iterator[list[Segment]]:
+    """The segments that can be in packs; those with the same rights and little between them together."""
+    group: list[Segment] = []
+    for load in elf.loads:
+        fits = not load.flags & _WRITE and load.memory_size == load.file_size > 0
+        if group and not (
+            fits
+            and load.flags == group[-1].flags
+            and _whole(load, page).start - _whole(group[-1], page).end <= _COVERED
+        ):
+            yield group
+            group = []
+        group += [load] if fits else []
+    if group:
+        yield group
 
 
 def _tables(elf: ElfFile) -> _Tables:
@@ -248,23 +278,23 @@ def _pages(spans: Iterable[Span], page: int) -> list[Span]:
     return merge(Span(span.start // page * page, align_up(span.end, page)) for span in spans)
 
 
-def segment_bytes(plan: PagePlan, source: FileSource, load: Segment, cover: Span) -> Iterator[bytes]:
-    """The bytes that a pack maps over a segment: those of the file, zeros where tables were that have moved, and to the
-    end of the last page."""
-    file = Span(max(cover.start, load.address), min(cover.end, load.address + load.file_size))
-    parts = subtract([file], plan.tables.spans)
+def segment_bytes(plan: PagePlan, source: FileSource, cover: Span) -> Iterator[bytes]:
+    """The bytes that a pack maps over segments: those of the file, zeros where tables were that have moved, between
+    segments, and to the end of the last page."""
     at = cover.start
-    for part in [*parts, Span(cover.end, cover.end)]:
-        yield from _zeros(part.start - at)
-        yield from source.chunks(load.offset + part.start - load.address, part.size)
-        at = part.end
+    for load in plan.elf.loads:
+        for part in subtract(_within([Span(load.address, load.address + load.file_size)], cover), plan.tables.spans):
+            yield from _zeros(part.start - at)
+            yield from source.chunks(load.offset + part.start - load.address, part.size)
+            at = part.end
+    yield from _zeros(cover.end - at)
 
 
-def cold_blocks(plan: PagePlan, source: FileSource, load: Segment, cover: Span) -> Iterator[bytes]:
+def cold_blocks(plan: PagePlan, source: FileSource, cover: Span) -> Iterator[bytes]:
     """The same in blocks of a pack, with zeros for what stays in the file."""
     kept = subtract([cover], _needed(plan))
     data, at = bytearray(), cover.start
-    for chunk in segment_bytes(plan, source, load, cover):
+    for chunk in segment_bytes(plan, source, cover):
         data += chunk
         while len(data) >= PAGE_BLOCK:
             yield _cold_block(data[:PAGE_BLOCK], at, kept)
@@ -290,7 +320,7 @@ def _zeros(size: int) -> Iterator[bytes]:
 
 def page_keys(plan: PagePlan, source: FileSource) -> list[bytes]:
     """The key of each segment."""
-    return [hashed(segment_bytes(plan, source, load, cover)) for load, cover in plan.segments]
+    return [hashed(segment_bytes(plan, source, cover)) for _, cover in plan.segments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +384,11 @@ class _Writing:
         entries = _entries(elf, strings, where)
         room = next(s for s in elf.segments if s.type == SegmentType.DYNAMIC)
         new_tags = {_INIT, DynamicTag.RELA, DynamicTag.RELASZ, DynamicTag.RELAENT} - {tag for tag, _ in entries}
-        slot = _spare_word(elf, page)
+        spare = _spare_word(elf, page)
         if len(entries) + len(new_tags) >= room.file_size // DYNAMIC_ENTRY.size:
-            slot = None
+            spare = None
         others = tuple(s for s in elf.segments if s.type not in (SegmentType.LOAD, SegmentType.PHDR))
-        count = 1 + len(_loads(plan, old)) + (2 if slot is None else 1) + len(others) + 1
+        count = 1 + len(_loads(plan, old)) + (2 if spare is None else 1) + len(others) + 1
         if len(old) > _MOST_PIECES:
             raise NotPagedError("it would be in too many pieces")
         addition = _Addition(align_up(max(load.memory_end for load in elf.loads) + 2 * _WORD, page))
@@ -385,7 +415,7 @@ class _Writing:
         code_at = align_up(addition.end, _CODE_ALIGNMENT)
         early_at = code_at + _CODE_SIZE
         writable_at = align_up(early_at + _CODE_SIZE, page)
-        slot_at = writable_at if slot is None else slot
+        slot_at = spare[1] if spare else writable_at
         init = elf.dynamic_value(_INIT)
         for at, given, then in ((code_at, table_at + _AGAIN, init), (early_at, table_at, None)):
             addition.add(_first_code(elf.machine, at, given, slot_at, then).ljust(_CODE_SIZE, b"\0"))
@@ -397,10 +427,10 @@ class _Writing:
         listed = [(tag, values.pop(tag, value)) for tag, value in entries]
         data = b"".join(DYNAMIC_ENTRY.pack(*entry) for entry in (*listed, *sorted(values.items())))
         pieces = [*old, _new_piece(_READ | _EXECUTE, addition.start, addition.end - addition.start, page)]
-        if slot is not None:
+        if spare:
             dynamic = (room.address, data.ljust(room.file_size, b"\0"))
-            last = max(index for index, piece in enumerate(pieces) if piece.segment.flags & _WRITE)
-            pieces[last] = replace(pieces[last], memory_size=slot + _WORD - pieces[last].address)
+            last = next(index for index, piece in enumerate(pieces) if piece.segment is spare[0])
+            pieces[last] = replace(pieces[last], memory_size=slot_at + _WORD - pieces[last].address)
         else:
             dynamic = (writable_at + 2 * _WORD, data + bytes(DYNAMIC_ENTRY.size))
             pieces.append(_new_piece(_READ | _WRITE, writable_at, 2 * _WORD + len(dynamic[1]), page))
@@ -507,23 +537,22 @@ def _is_cold(piece: SegmentPiece) -> bool:
 
 def _flags(load: Segment, cover: Span, plan: PagePlan) -> SegmentFlag:
     flags = SegmentFlag(load.flags & (_READ | _EXECUTE))
-    holds_data = any(span.start < cover.end and cover.start < span.end for span in _data(plan.elf, load, plan.page))
+    holds_data = bool(_within(_data(plan.elf, plan.page), cover))
     return flags | SegmentFlag.AT_LOAD if plan.wanted.data and holds_data else flags
 
 
-def _data(elf: ElfFile, load: Segment, page: int) -> list[Span]:
-    """The pages of a segment with data that is neither code nor for unwinding."""
+def _data(elf: ElfFile, page: int) -> list[Span]:
+    """The pages with data that is neither code nor for unwinding."""
     return merge(
         Span(s.address // page * page, align_up(s.memory_end, page))
         for s in elf.sections
         if s.allocated and s.in_file and not s.executable and s.name not in _UNWIND
-        if load.address <= s.address < load.memory_end
     )
 
 
-def _parts(elf: ElfFile, load: Segment, cover: Span, page: int) -> list[Span]:
+def _parts(elf: ElfFile, cover: Span, page: int) -> list[Span]:
     """A segment in parts with data, and without."""
-    code = subtract([cover], _data(elf, load, page))
+    code = subtract([cover], _data(elf, page))
     return sorted([*code, *subtract([cover], code)])
 
 
@@ -541,9 +570,8 @@ def _pieces(plan: PagePlan) -> list[SegmentPiece]:
         if not inside:
             pieces.append(SegmentPiece(load, load.address, load.file_size, load.memory_size, load.alignment))
             continue
-        whole = Span(load.address // plan.page * plan.page, align_up(end, plan.page))
-        covers = [cover for segment, cover in plan.segments if segment is load]
-        hot = subtract([whole], inside)
+        covers = [cover for _, cover in plan.segments]
+        hot = subtract([_whole(load, plan.page)], inside)
         outside = subtract(hot, covers)
         for span in sorted([*outside, *(part for cover in covers for part in _within(hot, cover)), *inside]):
             alignment = load.alignment if load is plan.elf.loads[0] and not pieces else plan.page
@@ -625,17 +653,16 @@ def _entries(elf: ElfFile, strings: _Strings, where: str) -> list[tuple[int, int
     return [*rest, (int(tag), text)]
 
 
-def _spare_word(elf: ElfFile, page: int) -> int | None:
-    """The address of a word behind the last writable memory, in its last page; None where there is no room."""
-    last = elf.loads[-1]
-    at = align_up(last.memory_end, _WORD)
-    relro = [Span(s.address, s.memory_end) for s in elf.segments if s.type == SegmentType.GNU_RELRO]
-    free = (
-        at % page
-        and at % page + _WORD <= page
-        and not any(span.start <= at < align_up(span.end, page) for span in relro)
-    )
-    return at if last.flags & _WRITE and free else None
+def _spare_word(elf: ElfFile, page: int) -> tuple[Segment, int] | None:
+    """A writable segment with a word behind its memory, in its last page, and the address of that; None where there is
+    no room."""
+    relro = [_whole(s, page) for s in elf.segments if s.type == SegmentType.GNU_RELRO]
+    for load in elf.loads:
+        at = align_up(load.memory_end, _WORD)
+        free = at % page and at % page + _WORD <= page and not any(span.start <= at < span.end for span in relro)
+        if load.flags & _WRITE and free:
+            return load, at
+    return None
 
 
 def _first_code(machine: ElfMachine, at: int, table: int, slot: int, then: int | None) -> bytes:

@@ -95,11 +95,11 @@ def write_pages(
     with new_pack(path, len(keys) + (len(code.rows) if code else 0), description) as writer:
         if code:
             writer.add_from(code)
-        for key, (load, cover) in zip(keys, plan.segments, strict=True):
+        for key, (_, cover) in zip(keys, plan.segments, strict=True):
             if options.pack_compress is PackCompression.NONE:
-                writer.add_pages(key, cover.size, segment_bytes(plan, source, load, cover))
+                writer.add_pages(key, cover.size, segment_bytes(plan, source, cover))
             else:
-                writer.add_packed_pages(key, cover.size, cold_blocks(plan, source, load, cover), options.level)
+                writer.add_packed_pages(key, cover.size, cold_blocks(plan, source, cover), options.level)
 
 
 def _unused(library: OpenLibrary, options: Cut, identity: str) -> Iterator[FoundContainer]:

@@ -42,6 +42,9 @@ __asm__(".section .rodata; .balign 65536; far_path: .asciz \\"/dev/null\\"; .bal
 int cold4(int) { int f = open(far_path, O_RDONLY); if (f >= 0) close(f); return f >= 0 ? 0 : -1; }
 FAR
 int cold5(int x) { own += x; return own; }
+#ifdef POINTERS
+__asm__(".section .data.rel.ro,\\"aw\\"; .balign 8; here: .rept 40000; .quad here; .endr; .text");
+#endif
 #ifdef LARGE
 extern const unsigned char large[];
 __asm__(".section .lrodata,\\"al\\",@progbits; .balign 4096; large: .fill %(far)d, 1, 0x3c; .text");

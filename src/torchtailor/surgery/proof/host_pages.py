@@ -429,17 +429,14 @@ def _check_parts(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
 
 
 def _check_rows(old: LoadedImage, note: PagesNote) -> None:
-    """What the pack maps lies over one segment of the input each, with its rights."""
+    """What the pack maps lies over segments of the input without write access, with their rights."""
     for row in note.rows:
-        whole = next(
-            (one for one in old.loads if one.address <= row.address + row.size - 1 and row.address < one.end), None
-        )
-        if whole is None or row.flags & 0xFF != whole.flags or whole.flags & _W or whole.memory != whole.size:
-            raise CheckFailedError(f"The pack's pages at {row.address:#x} have other rights than the segment.")
-        if row.address < whole.address // 65536 * 65536 or row.address + row.size > -(-whole.end // 65536) * 65536:
-            raise CheckFailedError(f"The pack's pages at {row.address:#x} lie over another segment.")
-        if any(row.address < one.end and one.address < row.address + row.size for one in old.loads if one is not whole):
-            raise CheckFailedError(f"The pack's pages at {row.address:#x} lie over another segment.")
+        start, end = row.address, row.address + row.size
+        under = [one for one in old.loads if start < one.end and one.address < end]
+        if not under or any(row.flags & 0xFF != one.flags or one.flags & _W or one.memory != one.size for one in under):
+            raise CheckFailedError(f"The pack's pages at {start:#x} have other rights than the segments there.")
+        if start < under[0].address // 65536 * 65536 or end > -(-under[-1].end // 65536) * 65536:
+            raise CheckFailedError(f"The pack's pages at {start:#x} reach beyond the segments there.")
 
 
 def _check_first_code(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
