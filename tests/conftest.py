@@ -21,14 +21,14 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from tests import skips
+from tests.examples import examples
 
 # How long an example takes depends on what else the machine does; what is slow is seen by its place in --durations.
-# `make test-slow` tries four times as many.
 hypothesis_settings.register_profile(
     "busy",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=200 if "TORCHTAILOR_TEST_LONG" in os.environ else 50,
+    max_examples=examples(200),
 )
 hypothesis_settings.load_profile("busy")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from importlib.util import find_spec
+
+import pytest
 
 # Reasons of skipped tests by what would have to be there; the first that fits counts.
 PACKAGES = {
@@ -26,6 +29,12 @@ _RIGHTS = {
     "a GPU": r"\bGPU\b|\bgpu\b",
     "a package index": r"\bindex\b|could not be (downloaded|fetched)",
 }
+
+
+def needs_module(*names: str) -> pytest.MarkDecorator:
+    """For packages that take a while to import: every worker collects all tests, and few run those that need them."""
+    lacking = [name for name in names if find_spec(name) is None]
+    return pytest.mark.skipif(bool(lacking), reason=f"{' and '.join(lacking)} is not installed")
 
 
 def missing(reasons: Iterable[str]) -> tuple[Counter[str], Counter[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Iterator
 
@@ -15,5 +16,6 @@ def one_certificate(homes: object, tmp_path_factory: pytest.TempPathFactory) -> 
         if known := ssl.create_default_context().get_ca_certs(binary_form=True):
             file = tmp_path_factory.mktemp("certificates") / "one.pem"
             file.write_text(ssl.DER_cert_to_PEM_cert(known[0]))
-            patch.setenv("SSL_CERT_FILE", str(file))
+            for name in {"SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"} & {"SSL_CERT_FILE", *os.environ}:
+                patch.setenv(name, str(file))
         yield

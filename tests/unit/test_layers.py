@@ -189,3 +189,11 @@ def test_one_meaning_one_name() -> None:
                 twice.append(f"{public}: {seen[public]} and {name}")
             seen[public] = name
     assert not twice
+
+
+def test_every_package_has_a_folder_of_unit_tests() -> None:
+    """Of its name or of that of a package that it is in, or where CONTRIBUTING.md says."""
+    elsewhere = {"trees", "trees.index", "wheelhouse"}  # of `trees` itself, the licences
+    folders = {path.parent.name for path in Path(__file__).parent.rglob("test_*.py")}
+    packages = {name.rpartition(".")[0] for name, path in modules().items() if path.name != "__init__.py"} - {""}
+    assert {name for name in packages if not folders.intersection(name.split("."))} == elsewhere

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -94,6 +95,7 @@ def run_root(arguments: Sequence[str]) -> int:
     return ExitCode.OK
 
 
+@cache
 def load_command(name: str) -> Any:
     """The typer command of this name; its module is imported now, and no other."""
     if name not in COMMANDS:

@@ -20,6 +20,7 @@ import pytest
 import torchtailor
 from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
+from tests.skips import needs_module
 from tests.unit.building.stack import fill
 from tests.unit.building.test_build import NAME, tree
 from tests.unit.fetch.serving import Site, serve
@@ -30,11 +31,8 @@ from torchtailor.building.graph.events import EventKind
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 
-pytest.importorskip("distributed")
-from torchtailor.building.farm.daskengine import DaskEngine
-
 # one cluster at a time: a worker imports for seconds
-pytestmark = pytest.mark.xdist_group("farm")
+pytestmark = [needs_module("distributed"), pytest.mark.xdist_group("farm")]
 
 BUILD = ("build", "sm90-avx512", "sm80-avx2", "--release", "main", "--nvidia")
 
@@ -51,7 +49,7 @@ def start_line(shell: Shell, line: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         line,
         cwd=shell.root,
-        env=shell.environment,
+        env=shell.environment | {"PYTHONFAULTHANDLER": "1"},  # `Watched` shows where a client crashed
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -191,12 +189,13 @@ def test_unusable_workers_are_refused_or_set_aside_with_words(
 
 def test_a_worker_with_a_nanny_proves_what_it_builds(shell: Shell, tmp_path: Path) -> None:
     """Nannies start daemonic processes, which may not have children: the proof is made without any."""
-    always = "from torchtailor import processes\nprocesses._WORTH_PROCESSES = 0\n"  # however small the libraries
+    always = "from torchtailor.core import processes\nprocesses._WORTH_PROCESSES = 0\n"  # however small the libraries
     (tmp_path / "sitecustomize.py").write_text(always)
     build = ("build", "sm90-avx512", "--release", "main", "--nvidia", "-o", "dist", "--prove", "--json")
     with running(tmp_path) as cluster:
         cluster.start_worker("nursed", nanny="--nanny", variables={"PYTHONPATH": str(tmp_path)})
         done = Watched(start_line(shell, shell.line(*build, "--on", cluster.address, "--store", "store"))).end()
+    assert "sitecustomize" not in (tmp_path / "dask.log").read_text()  # Python goes on without what it cannot import
     assert done["failed"] == []
     ran = {str(job["label"]).split()[0] for job in done["jobs"]}  # type: ignore[attr-defined]
     assert "prove" in ran, ran
@@ -251,6 +250,8 @@ def test_no_worker_is_lost_because_dask_looks_at_the_same_time(tmp_path: Path, m
     """Its client asks the scheduler about itself every two seconds, and then knows no workers for a moment."""
     import dask
     from distributed import Client
+
+    from torchtailor.building.farm.daskengine import DaskEngine
 
     monkeypatch.setattr("torchtailor.building.farm.daskengine._LOOK", 0.0)
     often = {"distributed.client.scheduler-info-interval": "1ms"}

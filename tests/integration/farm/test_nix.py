@@ -16,11 +16,11 @@ from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
 from tests.integration.farm.test_cluster import Watched
 from tests.integration.nix.conftest import needs_nix
+from tests.skips import needs_module
 from tests.waiting import processes_naming, wait_until
 from torchtailor.core.errors import ExitCode
 
-pytest.importorskip("distributed")
-pytestmark = [needs_nix, pytest.mark.nix, pytest.mark.xdist_group("farm")]
+pytestmark = [needs_module("distributed"), needs_nix, pytest.mark.nix, pytest.mark.xdist_group("farm")]
 
 ISAS = {"x86_64": ("avx2", "avx512"), "aarch64": ("armv8_2", "armv9")}[platform.machine()]
 FIRST, SECOND = (f"pytorch-python313-cpu-{isa}" for isa in ISAS)

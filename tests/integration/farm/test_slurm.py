@@ -16,13 +16,13 @@ import pytest
 
 from tests.integration.building.conftest import Shell
 from tests.integration.farm.test_cluster import BUILD, Watched, plain, site, start, wanted
+from tests.skips import needs_module
 from tests.unit.building.test_build import tree
 from tests.waiting import wait_until
 
 __all__ = ["plain", "site", "wanted"]
 
-pytest.importorskip("dask_jobqueue")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("farm")]
+pytestmark = [needs_module("dask_jobqueue"), pytest.mark.slow, pytest.mark.xdist_group("farm")]
 
 CONFIGURATION = """
 ClusterName=farm

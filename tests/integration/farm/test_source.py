@@ -17,6 +17,7 @@ import pytest
 from tests.integration.building.source.conftest import build, catalog, ledger, project, request_for, variant, work
 from tests.integration.building.source.test_bundle import WITH_OPENMP
 from tests.integration.farm.clusters import DaskCluster, running
+from tests.skips import needs_module
 from tests.waiting import wait_until
 from torchtailor.building.farm.build import FarmBuildResult, plan_farm, run_farm
 from torchtailor.building.farm.store import open_farm_store
@@ -33,8 +34,8 @@ from torchtailor.core.errors import EnvironmentProblem
 
 __all__ = ["build", "catalog", "ledger", "project", "variant", "work"]
 
-pytest.importorskip("distributed")
 pytestmark = [
+    needs_module("distributed"),
     pytest.mark.xdist_group("source"),
     pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache here"),
 ]

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.building.conftest import Shell
 from tests.integration.farm.clusters import running
 from tests.integration.farm.test_cluster import Watched, plain, site, start, wanted
+from tests.skips import needs_module
 from tests.unit.building.test_build import NAME, tree
 from tests.waiting import wait_until
 from torchtailor.building.farm.perform import WorkerSetup
@@ -21,11 +22,8 @@ from torchtailor.building.graph.drive import WorkerNews
 from torchtailor.building.graph.events import EventKind
 from torchtailor.core.errors import ExitCode
 
-pytest.importorskip("distributed")
-from torchtailor.building.farm.daskengine import DaskEngine
-
 __all__ = ["plain", "site", "wanted"]
-pytestmark = pytest.mark.xdist_group("farm")
+pytestmark = [needs_module("distributed"), pytest.mark.xdist_group("farm")]
 
 # Says that it has done its first job, and has not; the code, by which workers are compared, is the same.
 LIAR = """
@@ -40,6 +38,8 @@ CLOCK = "import time\nreal = time.time\ntime.time = lambda: real() + %d\n"
 def test_a_late_worker_is_asked_again_and_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two are stopped when they are asked: the third is used at once, and they are used when they go on."""
     from distributed import Client
+
+    from torchtailor.building.farm.daskengine import DaskEngine
 
     monkeypatch.setattr("torchtailor.building.farm.daskengine._ANSWER", 4.0)
     seen: dict[EventKind, list[str]] = {kind: [] for kind in EventKind}

@@ -12,28 +12,34 @@ import pytest
 
 from tests.integration.building.conftest import Shell
 from tests.integration.building.test_build_command import pip_report
+from tests.skips import needs_module
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 
-boto3 = pytest.importorskip("boto3")
-server = pytest.importorskip("moto.server")
-pytest.importorskip("s3fs")
+pytestmark = needs_module("boto3", "moto", "s3fs")
+
+
+def client_of(url: str) -> Any:
+    import boto3
+
+    return boto3.client(
+        "s3", endpoint_url=url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+    )
 
 
 @pytest.fixture
 def s3(shell: Shell) -> Iterator[str]:
     """An empty bucket on a server of its own."""
     fsspec.get_filesystem_class("s3").clear_instance_cache()  # of servers and logins that other tests had
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    from moto.server import ThreadedMotoServer
+
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
     url = f"http://{host}:{port}"
     credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     shell.environment |= credentials | {"AWS_ENDPOINT_URL": url, "FSSPEC_S3_ENDPOINT_URL": url}
-    client = boto3.client(
-        "s3", endpoint_url=url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
-    )
-    client.create_bucket(Bucket="wheels", ACL="public-read-write")
+    client_of(url).create_bucket(Bucket="wheels", ACL="public-read-write")
     try:
         yield url
     finally:
@@ -52,9 +58,7 @@ def test_publish_to_s3_and_install_from_it(
     assert second["targets"] == ["cu128-sm80", "cu128-sm90"]
     assert 0 < second["uploaded"] < first["uploaded"] + 3
 
-    client = boto3.client(
-        "s3", endpoint_url=s3, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
-    )
+    client = client_of(s3)
     page = client.get_object(Bucket="wheels", Key="torch/cu128-sm90/torch/index.html")
     assert page["ContentType"] == "text/html; charset=utf-8"
     text = page["Body"].read().decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,44 +19,20 @@ from torchtailor.verification.report.chart import chart
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.facts import HOST
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="chromium and chromedriver are not installed")
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1200,1600",
-)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, Service(DRIVER))
-    yield driver
-    driver.quit()
+pytestmark = pytest.mark.xdist_group("site")  # one browser for all
 
 
 @pytest.fixture
-def page(browser: Any, tmp_path: Path) -> Any:
+def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     path = tmp_path / "report.html"
     write_report(report(), path)
+    size = browser.get_window_size()
+    browser.set_window_size(1200, 1600)
     browser.get_log("performance")
+    browser.get_log("browser")
     browser.get(path.as_uri())
-    return browser
+    yield browser
+    browser.set_window_size(size["width"], size["height"])
 
 
 def ask(browser: Any, script: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.verification.test_hostcode import FIXTURES
+from tests.unit.hostcode.test_hostcode import FIXTURES
 from torchtailor.cli import main
 from torchtailor.code.hostcode.analyse import analyse
 from torchtailor.code.hostcode.reach import Reach

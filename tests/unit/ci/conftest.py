@@ -1,4 +1,4 @@
-"""Workflows as they are once torchtailor is published; tests/unit/test_origin.py has those of before."""
+"""Workflows as they are once torchtailor is published; tests/unit/core/test_origin.py has those of before."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from tests.examples import examples
 from tests.unit.ci.workflows import OPTIONS, load, problems, written
 from torchtailor.building.source.ccache import ccache_environment
 from torchtailor.building.source.folders import Folders
@@ -44,7 +45,7 @@ own_catalog = cache(load_catalog)
 
 
 @pytest.mark.parametrize("system", CiSystem)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(options=OPTIONS)
 def test_whatever_is_asked_for_fits_the_schema_or_is_refused(system: CiSystem, options: CiOptions) -> None:
     text = written(own_catalog(), system, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -81,6 +81,7 @@ def _validator(system: CiSystem) -> Any:
     return Draft7Validator(json.loads(path.read_text("utf-8")))
 
 
+@lru_cache(maxsize=8)  # a reader in Python takes longer than making the workflow
 def load(text: str) -> dict[str, Any]:
     """A workflow as its system reads it."""
     document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)  # YAML 1.2: `on` is a string

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.farm.graphs import NamedJob, graph, key
 from torchtailor.building.graph.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
 from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
@@ -102,7 +103,7 @@ def failing(code: int = ExitCode.BUILD_FAILED, text: str = "it is broken.") -> J
 FORK = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ("c",)}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 10**6), st.integers(1, 25), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
 def test_every_job_is_done_whatever_dies(seed: int, size: int, workers: int, slots: int, kills: int) -> None:
     rng = random.Random(seed)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.core.test_disk import in_children, killed_in, names
 from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.surgery.checks import options
-from tests.unit.test_disk import in_children, killed_in, names
 from torchtailor.cli import main
 from torchtailor.code.hostcode.cache import host_code
 from torchtailor.fetch.cache import Cache, EntryKind

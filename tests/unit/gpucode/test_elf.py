@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.gpucode.builders import FIXTURES, Place, elf
 from torchtailor.code.binary.elf import ElfFile, NotElfError, UnsupportedElfError
 from torchtailor.code.binary.elf_headers import DynamicTag, ElfMachine, SegmentType
@@ -140,7 +141,7 @@ def everything(file: ElfFile) -> None:
         lookup()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([path.name for path in LIBRARIES]), st.data())
 def test_flipped_bits_never_crash(name: str, data: st.DataObject) -> None:
     image = bytearray((FIXTURES / name).read_bytes())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, elf
 from tests.unit.surgery.checks import options, policy
 from tests.unit.surgery.libraries import Recipe, library
@@ -47,7 +48,7 @@ def check(stock: Path, output: Path, targets: str, *, keep_ptx: bool) -> None:
         assert promised == report.stored
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     wrapped=CONTAINERS,
     linked=st.lists(st.lists(CODES, max_size=4).map(tuple), max_size=2),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.surgery.checks import RULES
 from tests.unit.surgery.test_policy import concatenated, images
 from torchtailor.catalog import Capability, load_catalog
@@ -44,7 +45,7 @@ def used(device: str, *containers: Held) -> list[str]:
     return [" ".join(sorted(map(str, codes))) for codes in reading.used(containers)]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(device=st.sampled_from(DEVICES), codes=st.frozensets(CODES, max_size=8), unified=st.booleans())
 def test_both_readings_of_the_driver_agree(device: Capability, codes: frozenset[CodeTarget], unified: bool) -> None:
     (taken,) = DriverReading(device, RULES, unified).used([held(" ".join(map(str, codes)))])

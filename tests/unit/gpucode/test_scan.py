@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
@@ -209,7 +210,7 @@ def test_the_error_names_the_file(tmp_path: Path) -> None:
         scan_file(path)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(sorted(path.name for path in FIXTURES.glob("*.so"))), st.data())
 def test_flipped_bits_never_crash(name: str, data: st.DataObject) -> None:
     image = bytearray((FIXTURES / name).read_bytes())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
 from torchtailor.code.binary.inflate import InflateSource
 from torchtailor.code.binary.source import BufferSource
@@ -73,7 +74,7 @@ def test_holes_do_not_cost_passes(tmp_path: Path) -> None:
 SEVERAL = (b"\x01\x02\x03\x04", b"\x00\x00", b"\xff")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(min_size=1, max_size=5000), st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 6000))))
 def test_any_order_of_reads(data: bytes, reads: list[tuple[int, int]]) -> None:
     data = data * 700  # several windows
@@ -119,7 +120,7 @@ def test_a_wrong_size_is_noticed(tmp_path: Path, change: int) -> None:
         scan_member(wheel, member)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_damaged_packed_bytes_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     wheel = make_wheel(tmp_path_factory.mktemp("w") / "x.whl", {"x.so": (FIXTURES / "linked.so").read_bytes()})

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.oci.builder import TarFile, tar_of
 from torchtailor.core.errors import BadInputError
 from torchtailor.oci.tarstream import BLOCK, LayerMember, TarReader, _record, with_size
@@ -62,7 +63,7 @@ def made(files: list[TarFile], format: int) -> bytes | None:
         return None
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(members, max_size=6), st.sampled_from(FORMATS), st.integers(1, 5000))
 def test_nothing_changed_is_the_same_bytes(files: list[TarFile], format: int, size: int) -> None:
     data = made(files, format)
@@ -83,7 +84,7 @@ def test_nothing_changed_is_the_same_bytes(files: list[TarFile], format: int, si
     assert [(name, size) for name, _, size in mine] == [(name, size) for name, _, size in seen]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(members, min_size=1, max_size=6), st.sampled_from(FORMATS), st.binary(max_size=2000), st.data())
 def test_a_changed_member_has_another_size_and_nothing_else(
     files: list[TarFile], format: int, new: bytes, data: st.DataObject
@@ -283,7 +284,7 @@ def test_damaged(data: bytes) -> None:
         copied(data, 300)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=3000), st.integers(0, 2000))
 def test_any_bytes_are_a_sentence_or_an_archive(noise: bytes, place: int) -> None:
     data = bytearray(tar_of({"a": b"1" * 300, "b" * 150: b"2"}))

@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.oracle import foreign as foreign_code
 from tests.oracle import read_library, runnable
 from tests.unit.gpucode.builders import Entry, cubin, frame
@@ -326,7 +327,7 @@ class TestReading:
             assert read_bare(BufferSource(data), 0, len(data)) is None
 
     @given(st.data())
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     def test_damage_never_crashes(self, data: st.DataObject) -> None:
         image = bytearray(data.draw(st.sampled_from((cubin("90", 400), frame("100", 400)))))
         for _ in range(data.draw(st.integers(1, 4))):

@@ -17,6 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.surgery.paged import FAR, FUNCTIONS, identity, paged_library, touched
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
@@ -423,7 +424,7 @@ def test_the_hook_unpacks_programs(unpack: ctypes.CDLL) -> None:
             assert unpacked(unpack, packed, len(data)) == data
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 1 << 32), st.integers(1, 6))
 def test_the_hook_survives_damaged_frames(unpack: ctypes.CDLL, seed: int, changes: int) -> None:
     rng = random.Random(seed)

@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.gpucode.builders import ARCH, Entry, cubin
 from tests.unit.surgery.checks import EMPTY, bare_reached, containers_reached, host_bytes, options, tailor
 from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
@@ -53,7 +54,7 @@ def for_90(stored: bytes) -> bool:
     return raw[8] == 7 and raw[48] == 90
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), strip=st.booleans())
 def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip: bool) -> None:
     recipe = random_recipe(seed)

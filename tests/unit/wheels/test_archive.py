@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.wheels.builder import build_wheel
 from tests.unit.wheels.hostile import LIBRARIES, TABLES, Hostile, lie
 from torchtailor.core.errors import BadInputError, NoMatchError
@@ -37,7 +38,7 @@ def test_a_good_wheel(tmp_path: Path) -> None:
         assert archive.head(archive.members["demo/empty"], 4) == b""
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25), deadline=None)
 @given(
     st.integers(0, 3 << 20),
     st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
@@ -128,7 +129,7 @@ def test_missing_file(tmp_path: Path) -> None:
         open_wheel(tmp_path / "none-1-py3-none-any.whl")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_flipped_byte_is_refused_in_words_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = build_wheel(tmp_path, {"demo/a.py": b"abc" * 50, "demo/b.so": bytes(range(256))})

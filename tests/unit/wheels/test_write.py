@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.trees.wheels.archive import WheelArchive
 from torchtailor.trees.wheels.deflate import Effort
@@ -19,7 +20,7 @@ from torchtailor.trees.wheels.write import new_wheel
 names = st.text(st.characters(whitelist_categories=("L", "N")), min_size=1, max_size=20)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40), deadline=None)
 @given(st.dictionaries(names, st.binary(max_size=5000), max_size=8), st.sampled_from(Effort))
 def test_round_trip(tmp_path: Path, files: dict[str, bytes], effort: Effort) -> None:
     path, source = tmp_path / "out.whl", tmp_path / "source"

@@ -33,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("cc"):
         pytest.skip("cc not found")
     folder = tmp_path_factory.mktemp("built")
-    done = build("--system", "--into", str(folder))
+    done = build("--system", "--arch", os.uname().machine, "--into", str(folder))
     assert done.returncode == 0, done.stderr
     return folder / os.uname().machine
 

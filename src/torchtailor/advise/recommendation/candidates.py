@@ -96,9 +96,10 @@ class Refusal:
 Judgement = Candidate | Refusal
 
 
-def judge_all(situation: Situation) -> Iterator[Judgement]:
-    """Judge the variants for the CPU: with GPUs to run on the GPU ones, else the CPU ones."""
-    return _judge_each(situation, list(_variants(situation)), any_driver=False)
+def judge_all(situation: Situation, release: Release | None = None) -> Iterator[Judgement]:
+    """Judge the variants for the CPU, of one release or of all: with GPUs to run on the GPU ones, else the CPU ones."""
+    variants = [one for one in _variants(situation) if release is None or one.release is release]
+    return _judge_each(situation, variants, any_driver=False)
 
 
 def _variants(situation: Situation) -> Iterator[Variant]:
@@ -131,7 +132,7 @@ def _judge_each(situation: Situation, variants: Sequence[Variant], *, any_driver
 
 def _wheel_of(variant: Variant) -> tuple[object, ...]:
     """What variants that are cut from one official wheel to one GPU share."""
-    return (variant.release.name, id(variant.build), variant.gpu_name)
+    return (variant.release.name, id(variant.build), variant.gpu_name if variant.also else id(variant.gpu))
 
 
 def _nearest_names(variants: Iterable[Variant], isas: IsaRanking) -> dict[tuple[object, ...], Variant]:

@@ -62,7 +62,7 @@ def _pythons(situation: Situation, best: Candidate | None) -> Iterator[Rejection
 def _despite_python(situation: Situation, release: Release) -> Iterator[tuple[str, str | None]]:
     """A release's builds, each with the reason against it that its own Python would not remove, if there is one."""
     there = situation.for_python(release.default_python)
-    here = [one for one in judge_all(there) if one.variant.release is release]
+    here = list(judge_all(there, release))
     reasons = {build.label: _why_not(there, here, build) for build in release.cuda_builds} if there.devices else {}
     if reasons and all(reasons.values()):
         yield from ((f"{release.version} {label}", reason) for label, reason in reasons.items())

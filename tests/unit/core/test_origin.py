@@ -14,7 +14,7 @@ from tests.calling import call
 from torchtailor.core import origin, version
 from torchtailor.core.errors import ExitCode
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LINES = ("ci", "github", "sm90-avx2", "--dry-run")
 

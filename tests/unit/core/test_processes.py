@@ -19,7 +19,7 @@ from torchtailor.core import processes
 from torchtailor.core.errors import ExitCode
 from torchtailor.core.processes import run_all
 
-FAT = (Path(__file__).parent / "gpucode" / "fixtures" / "raw.so").read_bytes()
+FAT = (Path(__file__).parents[1] / "gpucode" / "fixtures" / "raw.so").read_bytes()
 
 
 @dataclass(frozen=True)
