@@ -50,11 +50,10 @@ def test_enough_messages_were_collected_and_none_is_in_both_files() -> None:
     assert len({message.text for message in (*known, *holdout, *later)}) == len(known) + len(holdout) + len(later)
 
 
-@pytest.mark.parametrize(
-    "message", [*messages("known.toml"), *messages("later.toml")], ids=lambda message: message.source
-)
-def test_a_message_has_its_cause(message: Message) -> None:
-    assert answer(message.text) == message.failure
+@pytest.mark.parametrize("file", ["known.toml", "later.toml"])
+def test_a_message_has_its_cause(file: str) -> None:
+    answers = {(one.source, one.text): (answer(one.text), one.failure) for one in messages(file)}
+    assert {key: row for key, row in answers.items() if row[0] != row[1]} == {}
 
 
 def test_messages_that_were_put_aside() -> None:
