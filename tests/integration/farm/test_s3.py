@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.publish.test_s3 import s3, server
+from tests.integration.publish.test_s3 import pytestmark, s3
 from tests.unit.building.conftest import Workshop, catalog, hurry, workshop
 from tests.unit.building.test_build import tree
 from tests.unit.farm.test_wheels import OPTIONS, Farm
 from torchtailor.building.farm.store import open_farm_store
 from torchtailor.core.errors import EnvironmentProblem
 
-__all__ = ["catalog", "hurry", "s3", "server", "workshop"]
+__all__ = ["catalog", "hurry", "pytestmark", "s3", "workshop"]
 
 
 @pytest.fixture
