@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,6 @@ MANIFEST: dict[str, dict[str, Any]] = json.loads((FOLDER / "manifest.json").read
 NAMES = sorted(name.removesuffix(".so") for name in MANIFEST)
 
 NOTHING_FOR_TARGET = 5
-
-
-def unpack(folder: Path) -> Path:
-    with tarfile.open(ARCHIVE) as tar:
-        if hasattr(tarfile, "data_filter"):  # not in Debian 12
-            tar.extractall(folder, filter="data")
-        else:
-            tar.extractall(folder)
-    return folder
 
 
 def tailor(source: Path, output: Path, *options: str) -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.oracle.fixtures import MANIFEST, NAMES, tailor, unpack
+from tests.integration.oracle.fixtures import ARCHIVE, MANIFEST, NAMES, tailor
+from tests.tars import unpack_tar
 from tests.oracle import Container, Entry, Library, fits, foreign, read_library, runnable, unused
 
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "8.0,9.0")
@@ -26,7 +27,7 @@ Cuts = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack(tmp_path_factory.mktemp("stock"))
+    return unpack_tar(ARCHIVE, tmp_path_factory.mktemp("stock"))
 
 
 @pytest.fixture(scope="module")

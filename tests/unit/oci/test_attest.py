@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.tars import unpack_tar
 from tests.unit.oci.builder import INDEX, MANIFEST, Layout, read_image, stock, tar_of
 from tests.unit.oci.test_cut import BASE, SITE, package
 from tests.unit.oci.transports.standin import StandIn, serve
@@ -157,13 +158,9 @@ def test_a_docker_archive_holds_none(tmp_path: Path, fat: bytes) -> None:
 
 
 def test_an_oci_archive_holds_them(tmp_path: Path, fat: bytes) -> None:
-    import tarfile
-
     source = stock(tmp_path / "stock", [tar_of(package(fat))])
     digest = attested(source, f"oci-archive:{tmp_path}/x.tar:cut")
-    with tarfile.open(tmp_path / "x.tar") as archive:
-        archive.extractall(tmp_path / "x", filter="data")
-    assert len(statements_in(tmp_path / "x", digest)) == 2
+    assert len(statements_in(unpack_tar(tmp_path / "x.tar", tmp_path / "x"), digest)) == 2
 
 
 def test_the_names_of_the_stock_image(tmp_path: Path, fat: bytes) -> None:
