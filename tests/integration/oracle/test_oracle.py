@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.oracle.fixtures import ARCHIVE, MANIFEST, NAMES, tailor
-from tests.tars import unpack_tar
 from tests.oracle import Container, Entry, Library, fits, foreign, read_library, runnable, unused
+from tests.tars import unpack_tar
 
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "8.0,9.0")
 CUOBJDUMP = "nvidia-cuda-cuobjdump==13.4.92"
