@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.oracle.fixtures import ARCHIVE, unpack
+from tests.integration.oracle.fixtures import ARCHIVE
+from tests.tars import unpack_tar
 from tests.unit.surgery.checks import RULES, options
 from torchtailor.catalog import Capability
 from torchtailor.code.gpucode.fitness import gpu_fit, kept_bytes
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(not ARCHIVE.is_file(), reason="the libraries are
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack(tmp_path_factory.mktemp("rdc"))
+    return unpack_tar(ARCHIVE, tmp_path_factory.mktemp("rdc"))
 
 
 @pytest.mark.parametrize(
