@@ -78,6 +78,11 @@ class HostTable:
         """Bytes that are in the pack alone."""
         return sum(end - start for start, end in self.cold)
 
+    @property
+    def hot_size(self) -> int:
+        """Bytes of the file that the hook maps, which no program header names."""
+        return sum(end - start for start, end, _ in self.hot)
+
     def note(self) -> bytes:
         """The ELF note that holds it; the table begins `NOTE_HEADER.size + len(NOTE_OWNER)` bytes in."""
         data = self.to_bytes()

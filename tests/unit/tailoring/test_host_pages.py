@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -66,7 +67,11 @@ def test_a_folder(library: Path, trace: list[str], tmp_path: Path, capsys: pytes
     row = json.loads((out / "torchtailor.json").read_text())["libraries"][0]
     assert row["pages"]["cold"] > 4 << 20 and row["pages"]["data"] is True
     assert calls(out) == calls(source) == "159 -8 0"
-    assert said_of_pages(capsys, str(out))["outcome"] == "pass"
+    page = tmp_path / "page.html"
+    assert said_of_pages(capsys, str(out), "--report", str(page))["outcome"] == "pass"
+    assert re.search(
+        r"[\d.]+ kB that were touched are in the libraries \(hot\), [\d.]+ MB in their packs", page.read_text()
+    )
     pack = next(out.glob("torchtailor-packs/torch/*.ttpack"))
     assert f"torchtailor-packs/torch/{pack.name}," in (out / "torch-1.0.dist-info/RECORD").read_text()
     damaged = bytearray(pack.read_bytes())
@@ -74,14 +79,15 @@ def test_a_folder(library: Path, trace: list[str], tmp_path: Path, capsys: pytes
     pack.write_bytes(damaged)
     assert said_of_pages(capsys, str(out), code=6)["outcome"] == "fail"
     pack.unlink()
-    assert "no pack has the pages" in str(said_of_pages(capsys, str(out), code=6)["reason"])
+    assert "no pack has the pages" in str(said_of_pages(capsys, str(out), "--report", str(page), code=6)["reason"])
+    assert "missing" in page.read_text()
     assert main(["inspect", str(out), "--json"]) == 0
     (found,) = (
         row
         for row in json.loads(capsys.readouterr().out)["inputs"][0]["libraries"]
         if row["name"].endswith("libfar.so")
     )
-    assert found["cold"] > 4 << 20 and found["hot"] < 1 << 20
+    assert found["cold"] > 4 << 20 and row["pages"]["hot"] < found["hot"] < 1 << 20
 
 
 def test_a_wheel(library: Path, trace: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

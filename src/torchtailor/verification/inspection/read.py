@@ -93,7 +93,7 @@ def _read_elf(wanted: Wanted, library: LibraryFile, elf: ElfFile, source: ByteSo
 def _report(name: str, elf: ElfFile, code: LibraryCode) -> LibraryReport:
     report = summarise(name, code)
     if table := host_table(elf):
-        report = replace(report, hot=sum(load.file_size for load in elf.loads), cold=table.cold_size)
+        report = replace(report, hot=sum(load.file_size for load in elf.loads) + table.hot_size, cold=table.cold_size)
     program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
     return replace(report, program=program, not_cut="" if is_shared_name(name) else why_not_cut(elf))
 

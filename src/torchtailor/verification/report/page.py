@@ -57,7 +57,7 @@ def render(report: VerifyReport) -> str:
         expected=_expected(facts),
         failures=_failures(report),
         cards="".join(_cards(report, facts, drawn)),
-        sizes=_sizes(drawn) + _packs(facts),
+        sizes=_sizes(drawn) + _packs(facts) + _pages(facts),
         made=_made(facts),
         proof="".join(_proof(report)),
         install=_install(facts),
@@ -178,6 +178,24 @@ def _packs(facts: Mapping[str, Any]) -> str:
     return (
         f"<h3>GPU code in packs</h3><p>{human_bytes(stays)} stay in the libraries, {human_bytes(packed)} are in packs, "
         f"from where a program gets what it misses.</p>{table(heads, body, name='packs')}"
+    )
+
+
+def _pages(facts: Mapping[str, Any]) -> str:
+    """What programs touch of each library, in its file, and the rest, in its pack; nothing where none was cut so."""
+    rows = facts.get("pages") or ()
+    if not rows:
+        return ""
+    body = (
+        f"<tr><th scope=row>{escape(str(row['name']))}</th>{size_cell(row['hot'])}{size_cell(row['cold'])}"
+        f"<td>{'code and data' if row['data'] else 'code'}</td><td>{'' if row['pack'] else 'missing'}</td></tr>"
+        for row in sorted(rows, key=lambda row: -int(row["cold"]))
+    )
+    hot, cold = (sum(int(row[key]) for row in rows) for key in ("hot", "cold"))
+    return (
+        f"<h3>Pages of code and data</h3><p>{human_bytes(hot)} that were touched are in the libraries (hot), "
+        f"{human_bytes(cold)} in their packs (cold), which are mapped when they are loaded.</p>"
+        f"{table(('Library', 'Hot', 'Cold', 'Of', 'Pack'), body, name='pages')}"
     )
 
 

@@ -10,6 +10,7 @@ from torchtailor.trees.artifact.artifact import Artifact
 from torchtailor.verification.static.cuts import cut_records
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts
+from torchtailor.verification.static.whole import PagedFacts
 
 HOST = "host"  # everything in a library that is not GPU code
 
@@ -51,6 +52,7 @@ def artifact_facts(
         "install": _install(artifact),
         "libraries": rows,
         "packs": [_packed(facts) for facts in libraries if facts.packed.containers],
+        "pages": [_paged(facts.name, facts.pages) for facts in libraries if facts.pages],
     }
 
 
@@ -75,6 +77,12 @@ def _packed(facts: LibraryFacts) -> dict[str, Any]:
         "containers": facts.packed.containers,
         "missing": facts.packed.missing,
     }
+
+
+def _paged(name: str, pages: PagedFacts) -> dict[str, Any]:
+    """What of a library's segments is in its file, and what is in its pack alone."""
+    there = not (pages.missing or pages.problem)
+    return {"name": name, "hot": pages.hot, "cold": pages.cold, "data": pages.data, "pack": there}
 
 
 def _from_manifests(artifact: Artifact) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.code.binary.source import open_source
@@ -30,6 +30,7 @@ _ALIGNMENT = 64 << 10
 class PagedFacts:
     """A library that was cut to touched pages, and whether its pack has the others."""
 
+    hot: int  # bytes of its segments that are in the file
     cold: int  # bytes that are in the pack alone
     data: bool  # some of them are needed when it is loaded
     missing: bool = False  # no pack has them
@@ -49,14 +50,16 @@ def whole_library(library: Path, packs: Sequence[Path]) -> Iterator[tuple[Path, 
         if note is None:
             yield library, None
             return
-        facts = PagedFacts(sum(end - start for start, end in note.cold), any(row.flags & 0x100 for row in note.rows))
         try:
+            hot = sum(part.size for part in image.memory)
+            cold = sum(end - start for start, end in note.cold)
+            facts = PagedFacts(hot, cold, any(row.flags & 0x100 for row in note.rows))
             found = _find(image, note, packs, files)
         except (BadInputError, CheckFailedError) as error:
-            yield library, PagedFacts(facts.cold, facts.data, problem=error.message)
+            yield library, PagedFacts(0, 0, data=False, problem=error.message)
             return
         if found is None:
-            yield library, PagedFacts(facts.cold, facts.data, missing=True)
+            yield library, replace(facts, missing=True)
             return
         folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="torchtailor-whole-")))
         copy = folder / library.name
