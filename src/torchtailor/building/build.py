@@ -16,7 +16,7 @@ from torchtailor.core.disk import check_output_folder
 from torchtailor.core.errors import UsageError
 from torchtailor.core.progress import Progress
 from torchtailor.tailoring.choices import CHOICES, with_choices
-from torchtailor.wheelhouse.places import check_place
+from torchtailor.wheelhouse.wheelhouse import check_place
 
 
 @dataclass(frozen=True)

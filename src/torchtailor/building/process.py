@@ -9,17 +9,34 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from torchtailor.building.launcher import ending_with_us
 from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.urls import redact
+
+# Becomes the command, after asking the kernel (PR_SET_PDEATHSIG) for SIGTERM when our process ends. It is a program of
+# its own, because code that runs in a forked child before exec (preexec_fn) may deadlock where threads are running.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+parent, line = int(sys.argv[1]), sys.argv[2:]
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit(143)
+os.execvp(line[0], line)
+"""
+
+
+def ending_with_us(line: Sequence[str]) -> tuple[str, ...]:
+    """The line that starts this one; the kernel ends it when the thread that started it does."""
+    return (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *line)
+
 
 _log = logging.getLogger(__name__)
 _BEAT = 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.building.cutting import Cutter, Gpus, WheelCut, cut_key, parse_gpus, shown_gpus
-from torchtailor.building.graph.job import job_key
+from torchtailor.building.graph.graph import job_key
 from torchtailor.catalog import Catalog
 from torchtailor.code.gpucode.targets import NO_GPU
 from torchtailor.core.disk import DamagedFileError, disk_errors
@@ -27,8 +27,7 @@ from torchtailor.fetch.pages import WheelAddress
 from torchtailor.surgery.cut_document import JobCut
 from torchtailor.trees.wheels.name import WheelName
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
-from torchtailor.wheelhouse.places import check_place
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, check_place, write_wheelhouse
 
 
 class FetchWheel(msgspec.Struct, frozen=True, tag="fetch"):

@@ -4,8 +4,8 @@ from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, Gpu,
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.methods import NIX, SOURCE, WHEEL, Basis, Method
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.toolkits import CudaToolkit, DriverFit
-from torchtailor.catalog.versions import Dotted
 
 __all__ = [
     "DEFAULT_PYTHON",

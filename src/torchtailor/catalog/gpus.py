@@ -16,8 +16,7 @@ from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta
 
-from torchtailor.catalog.schema import Arch, Sourced, Strict, Word
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Arch, Dotted, Sourced, Strict, Word
 
 NO_GPU_LABEL = "nogpu"  # in the version of a wheel that was cut for machines without a GPU
 

@@ -19,9 +19,9 @@ from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
 from torchtailor.catalog.methods import Method
 from torchtailor.catalog.products import GpuMatch, find_product, unclear
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
-from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.tables import read_table
 from torchtailor.core.trust import Limit, read_limited

@@ -14,8 +14,7 @@ from functools import cache
 from typing import Any
 
 from torchtailor.catalog.gpus import Capability, Gpu
-from torchtailor.catalog.schema import Strict, decode
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted, Strict, decode
 from torchtailor.core.errors import NoMatchError
 from torchtailor.core.tables import read_table
 

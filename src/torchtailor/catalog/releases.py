@@ -11,8 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from torchtailor.catalog.gpus import Capability, CodeTarget, TorchArchList
-from torchtailor.catalog.schema import Arch, Sourced, Strict
-from torchtailor.catalog.versions import Dotted, python_key
+from torchtailor.catalog.schema import Arch, Dotted, Sourced, Strict, python_key
 
 DEFAULT_PYTHON = "3.13"
 WHEEL_GLIBC = Dotted("2.28")  # current official wheels are tagged manylinux_2_28

@@ -1,4 +1,5 @@
-"""How TOML becomes domain types: strict tables, values written as one word, and errors that name table and key."""
+"""How TOML becomes domain types: strict tables, values written as one word (versions), and errors that name table and
+key."""
 
 from __future__ import annotations
 
@@ -109,3 +110,36 @@ def _sentence(text: str, document: Mapping[str, Any], labels: Mapping[str, str])
     table, row, rest = place[1], document[place[1]][int(place[2])], re.sub(r"\[\d+\]", "", path[place.end() :])
     label = row.get(labels.get(table, "")) if isinstance(row, Mapping) else None
     return f"[[{table}]]{f' {label}' if label else ''}{rest.replace('.', ', ', 1)}: {problem}"
+
+
+class Dotted(Word):
+    """A version of dotted numbers, compared number by number; zeros at its end do not count."""
+
+    __slots__ = ("text",)
+    pattern: ClassVar[str] = r"^[0-9]{1,18}(\.[0-9]{1,18})*$"
+
+    def __init__(self, text: str) -> None:
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(f"{text!r} is not a version of dotted numbers")
+        super().__init__(tuple(int(part) for part in re.sub(r"(\.0+)+$", "", text).split(".")))
+        self.text: Final = text
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(text)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.text.split("."))
+
+    @property
+    def major(self) -> int:
+        return self.parts[0]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def python_key(python: str) -> tuple[Dotted, bool]:
+    """Sorts 3.9 before 3.13 before 3.13t."""
+    return Dotted(python.removesuffix("t")), python.endswith("t")

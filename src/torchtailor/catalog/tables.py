@@ -14,9 +14,8 @@ from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.methods import Method
 from torchtailor.catalog.releases import ExtraRow, Release
-from torchtailor.catalog.schema import Strict, Word, decode
+from torchtailor.catalog.schema import Dotted, Strict, Word, decode
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
-from torchtailor.catalog.versions import Dotted
 
 # The key that tells the rows of a table apart, and how it is read.
 KEYS: Mapping[str, str] = {

@@ -9,8 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from torchtailor.catalog.gpus import Capability, CodeTarget, Gpu, Suffix
-from torchtailor.catalog.schema import Sourced, Strict
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted, Sourced, Strict
 
 
 class DriverFit(Enum):

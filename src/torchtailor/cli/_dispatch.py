@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
@@ -16,11 +16,14 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._layout import GroupedCommand
 from torchtailor.cli._verbose import add_verbose
 from torchtailor.core.errors import ExitCode, ProgramCode, TorchtailorError, UsageError
+
+_PROGRAM = "torchtailor"
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
@@ -78,14 +81,34 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else ExitCode.OK
 
 
+def _root(load: Callable[[str], Any]) -> Any:
+    """The group of all commands; `load` imports one."""
+
+    class Commands(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(COMMANDS)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            return load(cmd_name) if cmd_name in COMMANDS else None
+
+        def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+            from typer.core import CompletionItem  # type: ignore[attr-defined]
+
+            names = [name for name in COMMANDS if name.startswith(incomplete)]
+            return [CompletionItem(name, help=COMMANDS[name].summary) for name in names]
+
+    app = typer.Typer(name=_PROGRAM, cls=Commands, add_completion=True, rich_markup_mode=None)
+    app.callback()(lambda: None)
+    return typer.main.get_command(app)
+
+
 def run_root(arguments: Sequence[str]) -> int:
     """Answer a shell that completes a command line, or show or install its completion."""
     from torchtailor.cli import COMPLETE_VARIABLE
-    from torchtailor.cli._root import PROGRAM, root
 
     try:
-        commands = root(load_command)
-        commands.main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
+        commands = _root(load_command)
+        commands.main(list(arguments), prog_name=_PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else ExitCode.OK
         return ExitCode.USAGE if code == ExitCode.INTERNAL else code  # a shell that typer does not know

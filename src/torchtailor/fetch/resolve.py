@@ -18,10 +18,9 @@ from resolvelib.resolvers import ResolutionTooDeep
 
 from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.labels import is_official, match_of
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
-from torchtailor.fetch.target import Target
+from torchtailor.fetch.target import Target, is_official, match_of
 from torchtailor.trees.wheels.no_gpu import requirement_without_gpu
 
 Identifier = tuple[NormalizedName, frozenset[str]]

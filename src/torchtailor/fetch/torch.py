@@ -12,12 +12,11 @@ from packaging.version import Version
 from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.errors import NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.labels import build_label_of, is_official
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import needs
-from torchtailor.fetch.target import Target
+from torchtailor.fetch.target import Target, build_label_of, is_official
 
 # The packages whose version is that of the CUDA that torch was built with, best first.
 _CUDA_MARKS = re.compile(r"cuda-toolkit|nvidia-cuda-runtime(?:-cu\d+)?")

@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.variants.matrix import ParsedName, matrix_of
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import UsageError
 from torchtailor.nix.evaluate import Failed, evaluate
 from torchtailor.nix.identify import TreeRelease, identify

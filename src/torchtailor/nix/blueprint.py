@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.catalog.versions import Dotted
 from torchtailor.core.errors import ImpossibleError
 from torchtailor.nix.pins import KeptRow, NixpkgsRow, Pins, SourceRow, WithoutRow
 

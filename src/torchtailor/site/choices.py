@@ -10,7 +10,7 @@ from torchtailor.advise.recommendation.request import Workload
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import product_names
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.catalog.versions import python_key
+from torchtailor.catalog.schema import python_key
 from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.hosts import SYSTEMS
 

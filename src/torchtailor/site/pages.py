@@ -16,9 +16,9 @@ from string import Template
 from typing import Any
 
 from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.variants import Matrix, matrix_of
 from torchtailor.catalog.variants.why import explain
-from torchtailor.catalog.versions import python_key
 from torchtailor.core.disk import write_output
 from torchtailor.core.version import __version__
 from torchtailor.site.answers import page_answer

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.methods import NIX
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.variants import Matrix, Variant, available_methods, coverage
-from torchtailor.catalog.versions import python_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.catalog import CodeKind, Fit
-from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
+from torchtailor.code.binary.instructions import instructions_sha256
 from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind, codes_of
 from torchtailor.code.gpucode.fitness import gpu_fit
 from torchtailor.code.gpucode.foreign import foreign_platform

@@ -10,6 +10,7 @@ No times and no paths of this machine are in it: the same input and version give
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from torchtailor.core.trust import (
 from torchtailor.core.version import __version__
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
+from torchtailor.tailoring.places import manifest_entry, refusal
 from torchtailor.trees.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 
@@ -254,3 +256,20 @@ def read_wheelhouse(path: Path) -> Wheelhouse:
         changed=sum(wheel.step is WheelStep.CUT for wheel in found.wheels),
         wheels=len(found.wheels),
     )
+
+
+def check_place(place: Path) -> None:
+    """Refuse to replace what no build made; an empty folder is as good as none."""
+    if not os.path.lexists(place) or _is_wheelhouse(place):
+        return
+    try:
+        inside = {path.name for path in place.iterdir()}
+    except OSError:  # a file, or a folder that we may not look into
+        raise refusal(place) from None
+    is_index = inside == {SIMPLE, WHEELS} and (place / SIMPLE / "index.json").is_file()  # of wheel variants
+    if inside and not is_index:
+        raise refusal(place)
+
+
+def _is_wheelhouse(place: Path) -> bool:
+    return manifest_entry(place / MANIFEST_NAME, "tool", "name") == "torchtailor"

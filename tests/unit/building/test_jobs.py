@@ -15,7 +15,7 @@ import pytest
 from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import NAME, tree
 from torchtailor.building.cutting import WheelCut
-from torchtailor.building.graph.job import decode_job, encode_job
+from torchtailor.building.graph.graph import decode_job, encode_job
 from torchtailor.building.wheel.graph import wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel_jobs import (
@@ -92,7 +92,7 @@ def test_a_job_is_the_same_after_a_journey_as_json(workshop: Workshop, tmp_path:
 def test_a_key_holds_what_decides_the_bytes_and_nothing_of_the_process() -> None:
     job = CutForGpus("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", ("9.0",), Cut(nvidia=True).for_job)
     code = (
-        "import sys; from torchtailor.building.graph.job import decode_job; "
+        "import sys; from torchtailor.building.graph.graph import decode_job; "
         "from torchtailor.building.wheel_jobs import CutForGpus; "
         "print(decode_job(sys.stdin.buffer.read(), CutForGpus).key_for('9.0'))"
     )

@@ -12,7 +12,7 @@ from tests.unit.building.conftest import Workshop
 from tests.unit.building.stack import TORCH_TAG, torch
 from tests.unit.fetch.packages import Package, html_index
 from torchtailor.building.choose import choose
-from torchtailor.building.graph.job import decode_job, encode_job
+from torchtailor.building.graph.graph import decode_job, encode_job
 from torchtailor.building.wheel.graph import pack_of, wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, VariantPlan

@@ -23,9 +23,9 @@ from torchtailor.building.farm.jobs import FarmJob
 from torchtailor.building.farm.perform import Workbench, WorkerSetup
 from torchtailor.building.farm.where import PlaceKind, parse_where
 from torchtailor.building.graph.events import EventKind, FarmEvent
-from torchtailor.building.graph.job import decode_job, encode_job
+from torchtailor.building.graph.graph import decode_job, encode_job
 from torchtailor.building.ledger.ledger import Result
-from torchtailor.building.wheel import space
+from torchtailor.building.wheel import farmed
 from torchtailor.building.wheel.farmed import WheelJobs
 from torchtailor.building.wheel.graph import wheel_graph
 from torchtailor.building.wheel.options import WheelOptions
@@ -352,7 +352,7 @@ def test_proof_is_a_job(farm: Farm) -> None:
 def test_disk_is_counted_by_where_the_store_is(
     farm: Farm, devices: dict[str, int], needs: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (space, room):
+    for module in (farmed, room):
         monkeypatch.setattr(module, "device_of", lambda path: devices.get(path.name, 1))
     plan = farm.plan("sm90-avx512")
     assert isinstance(plan.plan, WheelPlan)
@@ -363,7 +363,7 @@ def test_disk_is_counted_by_where_the_store_is(
         assert found["farm-dist"] == output
     if devices == {"store": 2, "farm-dist": 1}:
         assert found["worker-cache"] > output + 500_000_000
-    elsewhere = space.needs_on(plan.plan, plan.to_do.jobs, "s3://bucket/farm", here=False)
+    elsewhere = farmed.needs_on(plan.plan, plan.to_do.jobs, "s3://bucket/farm", here=False)
     assert [(need.place.name, need.size) for need in elsewhere] == [("farm-dist", output)]
 
 

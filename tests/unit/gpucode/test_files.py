@@ -12,8 +12,7 @@ from tests.unit.gpucode.builders import Entry, Place, container, cubin, elf
 from torchtailor.cli import main
 from torchtailor.code.binary.source import BufferSource
 from torchtailor.code.gpucode.files import CodeFileKind, is_code_file, read_code_file
-from torchtailor.code.gpucode.ptx import ptx_target
-from torchtailor.code.gpucode.scan import scan_source
+from torchtailor.code.gpucode.scan import ptx_target, scan_source
 from torchtailor.core.errors import ExitCode
 
 BITCODE = b"BC\xc0\xde" + bytes(60)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from torchtailor.catalog import load_catalog
-from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf_headers import ElfMachine
+from torchtailor.code.binary.instructions import instructions_sha256
 from torchtailor.code.hostcode.analyse import HostCode, analyse
 from torchtailor.code.hostcode.cache import host_code
 from torchtailor.code.hostcode.features import feature_table

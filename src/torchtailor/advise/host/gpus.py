@@ -15,7 +15,7 @@ from torchtailor.advise.host.probe import CommandOutcome, Probe
 from torchtailor.advise.host.tegra import tegra_table, tegra_with_gpus
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import other_accelerator, pci_gpu
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted
 from torchtailor.core.errors import TorchtailorError
 
 NVML_TIMEOUT = 8.0

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from torchtailor.catalog.gpus import Capability
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted
 
 SCHEMA = "torchtailor-host/1"
 

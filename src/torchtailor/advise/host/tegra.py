@@ -9,7 +9,7 @@ import msgspec
 
 from torchtailor.advise.host.model import CapabilityText, Driver, GpuDevice, Note, Tegra, VersionText
 from torchtailor.advise.host.probe import Probe
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted
 from torchtailor.core.tables import read_table
 
 

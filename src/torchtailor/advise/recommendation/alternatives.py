@@ -20,9 +20,9 @@ from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.methods import SOURCE, WHEEL, Basis, Method
 from torchtailor.catalog.releases import WHEEL_GLIBC, Build, Release
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import Variant, coverage
-from torchtailor.catalog.versions import Dotted
 
 _OLDER_RELEASES = 2
 _PLATFORM_BUILDS = {

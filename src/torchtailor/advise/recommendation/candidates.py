@@ -20,9 +20,9 @@ from torchtailor.advise.recommendation.request import IsaRanking, Situation
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules
 from torchtailor.catalog.methods import Basis, Method
 from torchtailor.catalog.releases import Build, Release
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import MethodCoverage, Variant
-from torchtailor.catalog.versions import python_key
 
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
 

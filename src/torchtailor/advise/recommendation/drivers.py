@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torchtailor.advise.host.model import GpuDevice, Host
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.toolkits import CudaToolkit, DriverFit
-from torchtailor.catalog.versions import Dotted
 
 
 @dataclass(frozen=True, slots=True)

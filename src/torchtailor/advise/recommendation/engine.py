@@ -15,9 +15,15 @@ from torchtailor.advise.recommendation.candidates import (
     judge_all,
     ranked,
 )
-from torchtailor.advise.recommendation.commands import command, stock_command
-from torchtailor.advise.recommendation.compiling import compiling
-from torchtailor.advise.recommendation.explain import machine_line, pick, short_label, why
+from torchtailor.advise.recommendation.explain import (
+    command,
+    compiling,
+    machine_line,
+    pick,
+    short_label,
+    stock_command,
+    why,
+)
 from torchtailor.advise.recommendation.hypothetical import GivenParts, resolve_host
 from torchtailor.advise.recommendation.rejections import rejected
 from torchtailor.advise.recommendation.request import Request, Situation, Workload

@@ -1,17 +1,20 @@
-"""Why a candidate was picked, in sentences; and the machine in one line."""
+"""Why a candidate was picked, in sentences; the machine in one line; what compiling brings; and the commands."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from torchtailor.advise.host.model import Cpu, GpuDevice, Host
 from torchtailor.advise.recommendation.candidates import Candidate
-from torchtailor.advise.recommendation.request import Situation, Workload
+from torchtailor.advise.recommendation.request import Request, Situation, Workload
 from torchtailor.advise.recommendation.result import Pick
+from torchtailor.catalog.compiled import CompiledBuild
+from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Suffix
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.methods import Basis
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.methods import WHEEL, Basis
+from torchtailor.catalog.schema import Dotted
 
 _BLACKWELL = 10  # from this major on Triton takes its second ptxas
 _OLDEST_FOR_TRITON = 7  # major capability; inductor refuses older GPUs
@@ -193,3 +196,65 @@ def machine_line(host: Host) -> str:
 def _cpu_line(cpu: Cpu) -> str:
     known = cpu.microarchitecture not in ("unknown", cpu.name)
     return f"{cpu.name} ({cpu.microarchitecture}, {cpu.arch})" if known else f"{cpu.name} ({cpu.arch})"
+
+
+def command(candidate: Candidate, request: Request) -> str:
+    """What makes the variant, and installs it where it is cut from the official wheel.
+
+    Without a name, `install` falls back to an older release where the indexes do not have the newest.
+    """
+    name = candidate.variant.unique_name
+    if candidate.method.name == WHEEL:
+        into = f"--into {shlex.quote(request.into)}" if request.into else ""
+        return " ".join(filter(None, ("torchtailor install", "" if request.here else name, into)))
+    return f"torchtailor build {name} --via {candidate.method.name}"
+
+
+def stock_command(candidate: Candidate, wheel_index: str) -> str | None:
+    """What installs the official wheel uncut; None where the variant is not cut from one."""
+    variant = candidate.variant
+    if candidate.method.basis is not Basis.WHEEL:
+        return None
+    version, label = variant.release.version, variant.build.label
+    if candidate.default_index:
+        return f"python -m pip install torch=={version}"
+    return f"python -m pip install torch=={version}+{label} --extra-index-url {wheel_index.format(label=label)}"
+
+
+# Percent; between them nobody notices.
+_FASTER = 95
+_SLOWER = 105
+
+
+def compiling(situation: Situation, best: Candidate | None) -> str | None:
+    """The sentence; None where nothing runs, or there is no official wheel to compare with."""
+    if best is None or (best.method.basis is not Basis.WHEEL and situation.request.method is None):
+        return None
+    runnable = situation.isas.runnable
+    if not runnable:
+        return None
+    for isa in runnable:
+        if (row := situation.catalog.compiled.get(isa.name)) is not None:
+            other = "" if isa is runnable[0] else f"For {runnable[0].label} nothing was measured. "
+            here = row.microarchitecture in ("", situation.host.cpu.microarchitecture)
+            return f"{other}{_measured(isa, row, here=here)}"
+    return (
+        f"What compiling for {runnable[0].label} brings was not measured: prefer the official wheel, which selects its "
+        "CPU kernels at run time, or measure it (`torchtailor help source`)."
+    )
+
+
+def _measured(isa: Isa, row: CompiledBuild, *, here: bool) -> str:
+    if row.geometric_mean <= _FASTER:
+        verdict = "compile it where the CPU does the work"
+    elif row.geometric_mean < _SLOWER:
+        verdict = "the official wheel is as good, and needs no compiling"
+    else:
+        verdict = "the official wheel is the better choice"
+    build = f"{row.pytorch} with the profile {row.profile}" + (f", without {row.lacks}" if row.lacks else "")
+    where = f"on {row.cpu}" + ("" if here else ", not on this CPU")
+    return (
+        f"Compiled for {isa.label}, PyTorch takes {row.geometric_mean} % of the official wheel's time on the CPU "
+        f"({row.best.what} {row.best.percent} %, {row.worst.what} {row.worst.percent} %; {row.operations} operations "
+        f"of {build}, {where}): {verdict}."
+    )

@@ -16,7 +16,7 @@ from torchtailor.advise.host.tegra import Chip, JetPack, describe_tegra, tegra_n
 from torchtailor.catalog.cpus import Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted
 from torchtailor.core.errors import ImpossibleError, UsageError
 
 NO_GPU = ("none", "no", "no gpu", "cpu")

@@ -12,8 +12,8 @@ from torchtailor.advise.recommendation.drivers import DriverVerdict, judge_drive
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.variants import Matrix
-from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError
 
 

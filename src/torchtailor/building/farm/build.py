@@ -46,8 +46,7 @@ from torchtailor.core.errors import (
 from torchtailor.core.format import counted
 from torchtailor.core.room import DiskNeed, check_room
 from torchtailor.core.trust import is_file_name
-from torchtailor.wheelhouse.places import check_place
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, read_wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, check_place, read_wheelhouse
 
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from torchtailor.building.farm.records import JobRecord, digest_of
-from torchtailor.building.graph.job import Job
+from torchtailor.building.graph.graph import Job
 from torchtailor.building.wheel_jobs import PackedWheel, PackVariant
 from torchtailor.core.errors import BadInputError
 from torchtailor.fetch.metadata import read_local

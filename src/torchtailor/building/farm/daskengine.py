@@ -28,8 +28,7 @@ from torchtailor.building.farm.store import open_farm_store
 from torchtailor.building.farm.told import TOPIC
 from torchtailor.building.graph.drive import JobNews, JobProgress, WorkerNews
 from torchtailor.building.graph.events import EventKind, JobOutcome, decode_outcome
-from torchtailor.building.graph.graph import GraphJob
-from torchtailor.building.graph.job import encode_job
+from torchtailor.building.graph.graph import GraphJob, encode_job
 from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError

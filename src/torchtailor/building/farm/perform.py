@@ -20,7 +20,7 @@ from torchtailor.building.farm.jobs import FarmJob, inputs_of
 from torchtailor.building.farm.records import FarmFile, JobRecord
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.building.graph.events import JobOutcome
-from torchtailor.building.graph.job import decode_job
+from torchtailor.building.graph.graph import decode_job
 from torchtailor.building.nix.derivations import RealiseDerivation
 from torchtailor.building.source.jobs import CompileShard, ConfigureSource, FetchSource, LinkSource, PackSource
 from torchtailor.building.wheel_jobs import (

@@ -22,8 +22,8 @@ from torchtailor.building.farm.address import check_address, has_tls, reach
 from torchtailor.building.farm.perform import WorkerSetup, perform_sent
 from torchtailor.building.graph.drive import Engine
 from torchtailor.building.graph.events import decode_outcome
+from torchtailor.building.graph.graph import encode_job
 from torchtailor.building.graph.here import Here
-from torchtailor.building.graph.job import encode_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings

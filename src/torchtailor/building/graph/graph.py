@@ -1,15 +1,52 @@
-"""A plan as a graph of jobs: who waits for whom, what each weighs, and which variants need it."""
+"""Jobs, work as values that can be sent to another machine, and a plan as a graph of them: who waits for whom, what
+each weighs, and which variants need it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
+from typing import Any, Protocol
 
 import msgspec
 
-from torchtailor.building.graph.job import Job
+from torchtailor.core.errors import BadInputError
+from torchtailor.core.version import code_key
+
+
+class Job(Protocol):
+    """Work as a value."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The keys of the outputs that it reads."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The keys of the outputs that it makes."""
+
+
+def job_key(kind: str, job: msgspec.Struct, *inputs: str) -> str:
+    """The key of what a job gives, made of all that decides its bytes: inputs, options, and the code that makes it."""
+    text = "\n".join((code_key(), kind, *inputs)).encode()
+    return hashlib.sha256(text + b"\n" + encode_job(job)).hexdigest()
+
+
+def encode_job(job: object) -> bytes:
+    """A job as JSON; the same job gives the same bytes."""
+    return msgspec.json.encode(job, order="deterministic")
+
+
+def decode_job(data: bytes, kinds: Any) -> Any:
+    """The job, one of these kinds, of a JSON document that `encode_job` made."""
+    try:
+        return msgspec.json.decode(data, type=kinds)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(
+            f"This is not a job of torchtailor: {error}.", "Use the same version on every machine."
+        ) from error
 
 
 class JobWeight(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from torchtailor.building.graph.job import job_key
+from torchtailor.building.graph.graph import job_key
 
 
 class FetchSource(msgspec.Struct, frozen=True, tag="source"):

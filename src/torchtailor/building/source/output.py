@@ -27,8 +27,7 @@ from torchtailor.fetch.target import DEFAULT_GLIBC, Target
 from torchtailor.surgery.cut import Cut
 from torchtailor.trees.wheels.name import WheelName
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
-from torchtailor.wheelhouse.places import check_place
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, check_place, write_wheelhouse
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""A build from official wheels on many machines: its jobs, and what a farm asks about them."""
+"""A build from official wheels on many machines: its jobs, and what a farm asks about them.
+
+What is on one file system is hard-linked: a wheel that is fetched into the cache is in the store and in -o for nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from torchtailor.building.graph.graph import JobGraph
 from torchtailor.building.planned_jobs import FarmVariant, JobPlace, PlannedJobs
 from torchtailor.building.wheel.builder import configuration_of, write_index_of
 from torchtailor.building.wheel.graph import COPIED, SENT, Away, pack_of, wheel_graph, with_hashes
-from torchtailor.building.wheel.plan import WheelPlan
-from torchtailor.building.wheel.space import needs_on
+from torchtailor.building.wheel.plan import SPARE_DISK, WheelPlan
 from torchtailor.building.wheel_jobs import JobContext, PackVariant
 from torchtailor.catalog import WHEEL
+from torchtailor.core.disk import cache_folder
 from torchtailor.core.documents import plain
 from torchtailor.core.errors import UsageError
-from torchtailor.core.room import DiskNeed
-from torchtailor.core.store import is_local
+from torchtailor.core.room import DiskNeed, device_of, disk_needs
+from torchtailor.core.store import is_local, store_folder
 
 
 def wheel_jobs_on(plan: WheelPlan, place: JobPlace) -> WheelJobs:
@@ -75,3 +78,20 @@ class WheelJobs(PlannedJobs):
         if not self.plan.options.variants or not packs:
             return None
         return write_index_of(packs, restored([job for _, job in packs]))
+
+
+def needs_on(plan: WheelPlan, to_run: Collection[str], store: str, *, here: bool) -> tuple[DiskNeed, ...]:
+    """What the jobs `to_run` and the wheelhouses take; `here`: the jobs run on this machine, and use its cache."""
+    wheels = {wheel.file.key: wheel for variant in plan.plans for wheel in variant.wheels}
+    fetched = [wheel for key, wheel in wheels.items() if key in to_run]
+    cuts = bool(to_run) and plan.cost.made > 0
+    made, scratch = (plan.cost.made, plan.cost.scratch) if cuts else (0, 0)
+    cache, folder = cache_folder(), store_folder(store)
+    sizes: list[tuple[Path, int]] = []
+    if here and to_run:
+        sizes.append((cache, sum(wheel.download for wheel in fetched) + made + scratch + SPARE_DISK))
+    if folder and to_run and not (here and device_of(folder) == device_of(cache)):
+        sizes.append((folder, sum(wheel.size for wheel in fetched) + made + SPARE_DISK))
+    if folder is None or device_of(folder) != device_of(plan.out):
+        sizes.append((plan.out, sum(variant.output_size for variant in plan.plans)))
+    return disk_needs(sizes)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.variants.matrix import Matrix
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError, UsageError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")

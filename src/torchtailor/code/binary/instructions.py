@@ -1,7 +1,9 @@
-"""Addresses that instructions compute, found by pattern in all code of a file: no disassembly, so it may find more."""
+"""The instructions of a library: as one hash (two libraries with the same one do the same on every CPU), and the
+addresses that they compute, found by pattern in all code of a file: no disassembly, so it may find more."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
@@ -139,3 +141,17 @@ def _aarch64(code: bytes, address: int, pages: frozenset[int]) -> Iterator[int]:
             for following in unpack_from(f"<{count}I", code, at + 4):
                 if following & 0xFFC00000 == 0x91000000 and following >> 5 & 31 == word & 31:
                     yield page * _PAGE + (following >> 10 & 0xFFF)
+
+
+_STEP = 1 << 20
+
+
+def instructions_sha256(elf: ElfFile) -> str:
+    """The SHA-256 of all executable sections with their names, addresses and sizes, as hex digits."""
+    hasher = hashlib.sha256()
+    sections = [section for section in elf.sections if section.executable and section.in_file]
+    for section in sorted(sections, key=lambda section: section.address):
+        hasher.update(f"{section.name}\0{section.address:x}\0{section.size:x}\0".encode())
+        for start in range(0, section.size, _STEP):
+            hasher.update(elf.read(section.offset + start, min(_STEP, section.size - start)))
+    return hasher.hexdigest()

@@ -15,9 +15,8 @@ from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.bare import cubin_image
 from torchtailor.code.gpucode.fatbin import CONTAINER_START
 from torchtailor.code.gpucode.foreign import GpuMaker, amd_object, bundled_code, code_of_dll
-from torchtailor.code.gpucode.ptx import ptx_target
 from torchtailor.code.gpucode.report import ImageGroup, group_images, merge_groups
-from torchtailor.code.gpucode.scan import containers_in
+from torchtailor.code.gpucode.scan import containers_in, ptx_target
 
 HEAD_SIZE = 4096  # of PTX comments come first
 

@@ -8,6 +8,7 @@ and consistent one. What lies inside one is never searched.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from torchtailor.catalog.gpus import CodeTarget
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.code.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.code.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.code.binary.instructions import named_by_code
@@ -34,7 +35,6 @@ from torchtailor.code.gpucode.fatbin import (
     read_container,
     read_wrapper,
 )
-from torchtailor.code.gpucode.ptx import PTX_MARK, ptx_target
 from torchtailor.core.errors import BadInputError
 
 WRAPPER_SECTION = ".nvFatBinSegment"
@@ -390,3 +390,18 @@ def _named_by_code(
     pairs = zip(found, addresses, strict=True)
     unknown = {at for (_, container), at in pairs if container.bare and at is not None and not pointers[at]}
     return named_by_code(elf, unknown) if unknown else set()
+
+
+PTX_MARK = b"\n.target sm_"
+
+_HEAD = re.compile(
+    rb"^\s*\.version\s+\d+\.\d+[^\n]*\n(?:\s*(?://[^\n]*)?\n)*\s*\.target\s+sm_(\d{2,3})([af]?)\b", re.MULTILINE
+)
+
+
+def ptx_target(head: bytes) -> CodeTarget | None:
+    """What the first bytes of a PTX text say it is for; None where they are none."""
+    found = _HEAD.search(head)
+    if found is None:
+        return None
+    return CodeTarget(CodeKind.PTX, Capability.from_number(int(found[1])), Suffix(found[2].decode()))

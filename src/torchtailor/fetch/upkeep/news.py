@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from torchtailor.catalog import Catalog, Dotted, Release
-from torchtailor.catalog.versions import python_key
+from torchtailor.catalog.schema import python_key
 from torchtailor.fetch.upkeep.facts import TorchFacts
 from torchtailor.fetch.upkeep.survey import ListedBuild, Survey
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, CudaToolkit, Dotted, Release
 from torchtailor.catalog.releases import WHEEL_GLIBC, HostBaseline, VariantRow
-from torchtailor.catalog.versions import python_key
+from torchtailor.catalog.schema import python_key
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.fetch.upkeep.news import NewLine, ReadBuild
 from torchtailor.trees.wheels.name import WheelName

@@ -10,7 +10,7 @@ from functools import cached_property
 from packaging.tags import Tag
 
 from torchtailor.catalog import Catalog, Dotted
-from torchtailor.catalog.versions import python_key
+from torchtailor.catalog.schema import python_key
 from torchtailor.core.errors import NetworkError
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Release
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.variants.matrix import Matrix
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.catalog.versions import python_key
 from torchtailor.core.errors import NoMatchError
 from torchtailor.nix.identify import TreeRelease
 from torchtailor.nix.pins import NixpkgsRow, Pins

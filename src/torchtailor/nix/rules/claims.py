@@ -9,8 +9,8 @@ from functools import lru_cache
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.schema import Dotted
 from torchtailor.catalog.variants.variant import Variant
-from torchtailor.catalog.versions import Dotted
 from torchtailor.nix.blueprint import driver_floors
 from torchtailor.nix.recipe import NAME, Recipe
 from torchtailor.nix.rules.base import AuditContext, Severity, variant_rule

@@ -28,10 +28,10 @@ from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.methods import WorkflowNeeds
 from torchtailor.catalog.releases import DEFAULT_PYTHON
+from torchtailor.catalog.schema import python_key
 from torchtailor.catalog.variants import Variant
 from torchtailor.catalog.variants.matrix import ParsedName
 from torchtailor.catalog.variants.select import is_glob, unmatched
-from torchtailor.catalog.versions import python_key
 from torchtailor.core import origin, version
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.store import check_store

@@ -10,7 +10,7 @@ import msgspec
 
 from torchtailor.advise.host.tegra import parse_l4t, tegra_table
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted
 from torchtailor.core.tables import read_table
 
 _DRIVERS = (

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.catalog import Capability
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.schema import Dotted
 from torchtailor.core.trust import Label, decode_json
 from torchtailor.trees.wheels.archive import WheelArchive
 from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution

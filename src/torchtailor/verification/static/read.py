@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.code.binary.code_hash import instructions_sha256
 from torchtailor.code.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.code.binary.elf_headers import FileType
+from torchtailor.code.binary.instructions import instructions_sha256
 from torchtailor.code.binary.source import ByteSource, open_source
 from torchtailor.code.gpucode.fatbin import Image
 from torchtailor.code.gpucode.kernels import kernel_names
