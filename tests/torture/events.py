@@ -19,6 +19,7 @@ from tests.torture.harness import Torture, check_error
 from tests.torture.hook import HOOKED
 from tests.torture.inputs import FAT, check_index
 from tests.torture.intruder import ATTACKS, intrude, listening
+from tests.torture.places import Places
 from tests.torture.publishers import Publishers
 from tests.torture.stores import STORES
 from tests.unit.building.conftest import Workshop
@@ -339,6 +340,7 @@ EVENTS: tuple[type[Torture], ...] = (
     FaultyServer,
     Strangers,
     Publishers,
+    Places,
     *STORES,
     *HOOKED,
 )

@@ -337,8 +337,8 @@ class OciFolderDestination:
                 write_atomically(self._folder / LAYOUT, LAYOUT_CONTENT, staging=self.staging)
             for digest, staged in self._staged.items():
                 place = self._folder / "blobs" / digest.replace(":", "/")
-                place.parent.mkdir(parents=True, exist_ok=True)
                 _check_folders(place)
+                place.parent.mkdir(parents=True, exist_ok=True)
                 staged.replace(place)
             self._staged.clear()
             write_atomically(self._folder / INDEX, self._index_with(root), staging=self.staging, durable=True)
@@ -358,8 +358,8 @@ class OciFolderDestination:
             raise UsageError(
                 f"{folder} holds something that is not an OCI layout.", "Give the name of a new folder, or of a layout."
             )
-        for blobs in folder.glob("blobs/*"):
-            _check_folders(blobs / "x")
+        for algorithm in ("sha256", "sha512"):
+            _check_folders(folder / "blobs" / algorithm / "x")
         self._old_index()  # a damaged one is found before the work, not after it
 
     def _old_index(self) -> tuple[dict[str, msgspec.Raw], list[msgspec.Raw]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -79,15 +80,15 @@ def test_nothing_is_written_through_a_link_of_another_user(
     folder, elsewhere = tmp_path / "new" / name, tmp_path / "elsewhere"
     folder.rename(elsewhere)
     folder.symlink_to(elsewhere)
-    for path in elsewhere.rglob("*"):
-        path.unlink() if path.is_file() else None
+    shutil.rmtree(elsewhere)
+    elsewhere.mkdir()
     if os.geteuid():
         monkeypatch.setattr("os.geteuid", lambda: 65534)
     else:
         os.lchown(folder, 65534, 65534)
     with pytest.raises(BadInputError, match="link of another user"):
         copy_image(open_source(f"oci:{stock}"), open_destination(f"oci:{tmp_path}/new:y"))
-    assert not [path for path in elsewhere.rglob("*") if path.is_file()]
+    assert not [*elsewhere.iterdir()]
 
 
 def test_what_others_wrote_in_the_index_stays_byte_for_byte(tmp_path: Path, image: SampleImage) -> None:
