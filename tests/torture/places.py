@@ -67,15 +67,15 @@ class Places(Torture):
         for words in _MADE.values():
             code, said = run([*words])
             assert code == 0, said
-        self.harms: dict[str, Callable[[Path], None]] = {
+        self.harms: dict[str, Callable[[Path], object]] = {
             "gone": lambda path: None,
             "folder": Path.mkdir,
             "pipe": os.mkfifo,
             "hole": hole,
             "socket": listening,
-            "garbage": lambda path: path.write_bytes(random.Random(1).randbytes(500)) and None,
-            "half": lambda path: path.write_bytes(b"{") and None,
-            "deep": lambda path: path.write_bytes(b"[" * 200_000) and None,
+            "garbage": lambda path: path.write_bytes(random.Random(1).randbytes(500)),
+            "half": lambda path: path.write_bytes(b"{"),
+            "deep": lambda path: path.write_bytes(b"[" * 200_000),
             "device": lambda path: path.symlink_to("/dev/zero"),
             "loop": lambda path: path.symlink_to(path.name),
             "link": lambda path: path.symlink_to(self.victim / "secret"),
