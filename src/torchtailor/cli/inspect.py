@@ -261,17 +261,19 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
+        known = all(gpu.capability in report.cuts for report in inspection.artifacts)
+        about = "" if known else "about "
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save {about}{human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
         if linkable := inspection.lto_in_all(gpu.capability):
             line += f", and {human_bytes(linkable)} more with --no-lto"
-        yield f"{line}; `torchtailor {command} --dry-run` tells exactly."
+        yield f"{line}." if known else f"{line}; `torchtailor {command} --dry-run` tells exactly."
         if zeroed := inspection.zeroed_in_all(gpu.capability):
             yield (
-                f"Up to {human_bytes(zeroed)} of that may stay in the files as zeros: wheels compress them away, but "
-                "on disk files keep their length, and only whole blocks of zeros take no space."
+                f"{'Another' if known else 'Of that, up to'} {human_bytes(zeroed)} would stay in the files as zeros: "
+                "wheels compress them away, and disks do not store whole blocks of them."
             )
         if number := inspection.only_ptx(gpu.capability):
             yield only_ptx(number, str(gpu.capability))

@@ -50,7 +50,7 @@ class LibraryOnGpu(Struct):
     verdict: str
     containers: Annotated[dict[str, int], Meta(description="by fit")]
     linked_at_run_time: Annotated[int, Meta(description="containers of LTO-IR")]
-    saved: Annotated[int, Meta(description="about how many bytes tailoring for it would take out")]
+    saved: Annotated[int, Meta(description="how many bytes tailoring for it would take out, of an image about")]
 
 
 class InspectedLibrary(Struct):
@@ -100,7 +100,7 @@ class TailoredTotal(Struct):
     gpu: Capability
     saved: int
     saved_only_with_nvidia: int
-    saved_as_zeros: Annotated[int, Meta(description="of it, what stays in the files as zeros")]
+    saved_as_zeros: Annotated[int, Meta(description="in addition, what stays in the files as zeros; of an image, of it")]
     saved_by_no_lto: Annotated[int, Meta(description="in addition")]
     only_ptx: Annotated[int, Meta(description="libraries that have no machine code for it")]
 

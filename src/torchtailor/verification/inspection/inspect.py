@@ -19,6 +19,7 @@ from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
 from torchtailor.verification.inspection.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.verification.inspection.read import ReadLibrary, Wanted, read_libraries
+from torchtailor.verification.inspection.savings import cut_for_savings
 
 
 def inspect(
@@ -47,7 +48,16 @@ def inspect(
         ]
         libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
         read = read_libraries(libraries, wanted, processes=processes, progress=progress)
-        return Inspection(tuple(_collect(artifact, read) for artifact in artifacts), seen_for, catalog.rules)
+        reports = []
+        for artifact in artifacts:
+            report = _collect(artifact, read)
+            cuts = {
+                gpu.capability: cut
+                for gpu in seen_for
+                if (cut := cut_for_savings(artifact, gpu.capability, catalog, processes, progress)) is not None
+            }
+            reports.append(replace(report, cuts=cuts))
+        return Inspection(tuple(reports), seen_for, catalog.rules)
 
 
 def _collect(artifact: Artifact, read: Mapping[LibraryFile, ReadLibrary]) -> ArtifactReport:

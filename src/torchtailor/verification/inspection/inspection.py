@@ -12,6 +12,7 @@ from torchtailor.code.gpucode.fitness import gpu_fit, kept_bytes, zeroed_bytes
 from torchtailor.code.gpucode.policy import Policy
 from torchtailor.code.gpucode.report import ImageGroup, LibraryReport, merge_groups
 from torchtailor.code.gpucode.targets import Targets
+from torchtailor.surgery.result import LibraryResult
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import Drops, drop_rules
 from torchtailor.trees.artifact.sites import installed_path
@@ -54,6 +55,7 @@ class ArtifactReport:
     nvidias: frozenset[str] = frozenset()  # those of NVIDIA's proprietary packages
     kernels: tuple[KernelRow, ...] = ()
     use: tuple[tuple[str, CodeUse], ...] = ()  # by library
+    cuts: Mapping[Capability, Mapping[str, LibraryResult]] = field(default_factory=dict)  # where there is a dry run
 
     def droppable(self, policy: Policy | None) -> Iterator[Droppable]:
         """What each rule of --drop would leave out for these targets."""
@@ -133,15 +135,26 @@ class Inspection:
         """All images, whatever the library."""
         return merge_groups(group for library in self.libraries for group in library.architectures)
 
-    def saved(self, library: LibraryReport, *devices: Capability) -> int:
-        """About how many bytes tailoring for these devices would take out; what was cut to a program before, or split,
-        keeps what it has."""
-        return 0 if library.moved else library.stored - kept_bytes(library, self._policy(*devices))
+    def _cut(self, library: LibraryReport, device: Capability) -> LibraryResult | None:
+        """How it would be cut with --nvidia; None where there was no dry run of its artifact, or it says nothing."""
+        report = next(one for one in self.artifacts if any(library is own for own in one.libraries))
+        found = report.cuts.get(device, {})
+        return next(iter(found.values()), None) if report.kind is ArtifactKind.LIBRARY else found.get(library.name)
 
-    def zeroed_in_all(self, *devices: Capability) -> int:
-        """About how many of these bytes stay in their files as zeros, in all libraries."""
-        policy = self._policy(*devices)
-        return sum(zeroed_bytes(library, policy) for library in self.libraries if not library.moved)
+    def saved(self, library: LibraryReport, device: Capability) -> int:
+        """How many bytes tailoring for this device would take out, symbol tables too; of an image, about how many of
+        its GPU code. What was cut to a program before, or split, keeps what it has."""
+        if cut := self._cut(library, device):
+            return cut.saved
+        return 0 if library.moved else library.stored - kept_bytes(library, self._policy(device))
+
+    def zeroed_in_all(self, device: Capability) -> int:
+        """How many bytes of removed code stay in their files as zeros, in all libraries; of an image, about."""
+        policy = self._policy(device)
+        whole = [library for library in self.libraries if not library.moved]
+        return sum(
+            cut.zeroed if (cut := self._cut(library, device)) else zeroed_bytes(library, policy) for library in whole
+        )
 
     def only_ptx(self, device: Capability) -> int:
         """The number of libraries of which the device uses PTX, or objects that the driver has to link."""
@@ -161,9 +174,9 @@ class Inspection:
             if not library.moved and without.keep(library.container_groups, lambda _: frozenset()).served
         )
 
-    def saved_in_all(self, *devices: Capability, proprietary: bool) -> int:
+    def saved_in_all(self, device: Capability, *, proprietary: bool) -> int:
         """The same over all libraries that do (or do not) need --nvidia."""
-        return sum(self.saved(library, *devices) for library in self.libraries if library.proprietary is proprietary)
+        return sum(self.saved(library, device) for library in self.libraries if library.proprietary is proprietary)
 
     @property
     def droppable(self) -> tuple[Droppable, ...]:
