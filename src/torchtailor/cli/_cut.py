@@ -14,6 +14,8 @@ from torchtailor.cli._options import listed, parameter, takes
 from torchtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from torchtailor.surgery.cut import Cut
     from torchtailor.surgery.result import LibraryResult
 
@@ -159,6 +161,34 @@ def say_standing(given: ChosenCut) -> None:
 
     if load_catalog().tailor.nvidia and "nvidia" not in given.given:
         err().print(f"--nvidia, from {USER_FILE}.", markup=False)
+
+
+def sizes(before: int, after: int) -> tuple[str, str, str]:
+    """Before, after, and how much of it is left."""
+    from torchtailor.core.format import human_bytes
+
+    return human_bytes(before), human_bytes(after), f"{100 * after / before:.0f} %" if before else ""
+
+
+def library_table(changed: Sequence[tuple[LibraryResult, str]], layer: str = "") -> Table:
+    """A row for each library, the largest first, and one for all of which little is cut out; of an image with the layer
+    that it is in. In a narrow window names matter more than architectures."""
+    from torchtailor.cli.ui import apart, table
+    from torchtailor.core.format import counted
+
+    ordered = sorted(changed, key=lambda pair: pair[0].size_before, reverse=True)
+    shown, little = apart(ordered, lambda pair: pair[0].saved)
+    column = [layer] if layer else []
+    rows = [
+        [one.path, *([where] if layer else []), *sizes(one.size_before, one.size_after), ", ".join(one.kept)]
+        for one, where in shown
+    ]
+    if little:
+        more = f"{len(little)} others" if shown else counted(len(little), "library", "libraries")
+        before, after = (sum(getattr(one, name) for one, _ in little) for name in ("size_before", "size_after"))
+        rows.append([more, *([""] if layer else []), *sizes(before, after), ""])
+    kept = "GPU code kept"
+    return table(["Library", *column, "Before", "After", "Left", kept], rows, optional=(kept,), paths=True)
 
 
 def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:

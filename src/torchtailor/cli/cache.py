@@ -35,6 +35,7 @@ def list_command(
     """List wheels, partial downloads and cut wheels."""
     from torchtailor.cli import ui
     from torchtailor.core.documents import document
+    from torchtailor.core.format import counted
     from torchtailor.fetch.cache import Cache, CacheListing, EntryDocument
 
     cache = Cache()
@@ -55,7 +56,7 @@ def list_command(
     if lines:
         ui.out().print(ui.table(("kind", "name", "size", "used"), lines))
     total = ui.human_bytes(sum(entry.size for entry in entries))
-    ui.out().print(f"{len(entries)} entries, {total} in {cache.root}", markup=False)
+    ui.out().print(f"{counted(len(entries), 'entry', 'entries')}, {total} in {cache.root}", markup=False)
 
 
 @app.command(cls=GroupedCommand)
@@ -67,6 +68,7 @@ def prune(
 ) -> None:
     """Remove what was not used for 30 days, or for --older-than."""
     from torchtailor.cli import ui
+    from torchtailor.core.format import counted
     from torchtailor.fetch.cache import Cache, CachePruned
 
     if everything and older_than:
@@ -83,7 +85,7 @@ def prune(
         ui.print_json("cache-prune", CachePruned([entry.name for entry in gone], size, dry_run))
         return
     done = "would be removed" if dry_run else "removed"
-    ui.out().print(f"{len(gone)} entries, {ui.human_bytes(size)} {done}.", markup=False)
+    ui.out().print(f"{counted(len(gone), 'entry', 'entries')}, {ui.human_bytes(size)} {done}.", markup=False)
 
 
 @app.command("dir", cls=GroupedCommand)

@@ -20,7 +20,7 @@ def main() -> None:
     """Check the machines that `build --on` uses."""
 
 
-@app.command("check", cls=GroupedCommand)
+@app.command("check", cls=GroupedCommand, short_help="Say what workers are, see and can build.")
 def check(
     where: Annotated[str, typer.Argument(metavar="WHERE", help="here, local:N, tls://HOST:PORT, or [farm.NAME].")],
     store: options.Store = None,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.image.result import ImageReport, ImageResult
 
 _PLACES = "Where images are"
-_SHOWN = 30  # libraries in the table; --json and --report list all
 
 
 class Packing(StrEnum):
@@ -158,23 +157,8 @@ def _print_tables(image: ImageResult, console: Console) -> None:
         for layer in image.layers
     ]
     console.print(table(["Layer", "Made by", "Before", "After", "Unpacked", "After", "Shadowed"], rows))
-    changed = sorted(image.changed, key=lambda one: one.result.size_before, reverse=True)
-    if changed:
-        cut = [
-            [
-                printable(one.result.path),
-                f"{one.layer}",
-                human_bytes(one.result.size_before),
-                human_bytes(one.result.size_after),
-                f"{100 * one.result.size_after / one.result.size_before:.0f} %",
-                ", ".join(one.result.kept),
-            ]
-            for one in changed[:_SHOWN]
-        ]
-        console.print(table(["Library", "Layer", "Before", "After", "Left", "GPU code kept"], cut))
-        if more := changed[_SHOWN:]:
-            before, after = (sum(getattr(one.result, name) for one in more) for name in ("size_before", "size_after"))
-            console.print(f"and {len(more)} more: {human_bytes(before)} -> {human_bytes(after)}.", markup=False)
+    if image.changed:
+        console.print(_cut.library_table([(one.result, f"{one.layer}") for one in image.changed], "Layer"))
 
 
 def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:

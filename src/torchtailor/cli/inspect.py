@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from torchtailor.verification.inspection.unused import UnusedCode
 
 
-_LITTLE = 100_000  # bytes of GPU code
-
-
 def command(
     paths: Annotated[
         list[str],
@@ -94,7 +91,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
 
 
 def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *, detail: bool) -> object:
-    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.cli.ui import apart, human_bytes, table
     from torchtailor.code.gpucode.fitness import gpu_fit
 
     columns = ["Library", "Size", "GPU code", "Raw", "Images", "Architectures"]
@@ -102,9 +99,8 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *
         columns += [f"On {device}", "Saves"]
     rows = []
     ordered = sorted(libraries, key=lambda library: library.stored, reverse=True)
-    small = [library for library in ordered if library.stored < _LITTLE]
-    small = small if len(small) > 1 and not detail else []
-    for library in ordered[: len(ordered) - len(small)]:
+    shown, small = (ordered, []) if detail else apart(ordered, lambda library: library.stored)
+    for library in shown:
         row = [
             library.name,
             human_bytes(library.size),
@@ -120,7 +116,8 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *
         rows.append(row)
     if small:
         sizes = [sum(one.size for one in small), sum(one.stored for one in small), sum(one.raw for one in small)]
-        row = [f"{len(small)} others", *map(human_bytes, sizes), f"{sum(one.images for one in small)}", ""]
+        more = f"{len(small)} others" if shown else f"{len(small)} libraries"
+        row = [more, *map(human_bytes, sizes), f"{sum(one.images for one in small)}", ""]
         for device in inspection.devices:
             row += ["", human_bytes(sum(inspection.saved(one, device) for one in small))]
         rows.append(row)
@@ -129,24 +126,37 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *
 
 def _file_table(files: Sequence[CodeFile]) -> object:
     """Files of GPU code, by kind: a package may have thousands."""
-    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.cli.ui import apart, human_bytes, table
     from torchtailor.code.gpucode.report import merge_groups
 
     rows = []
     for kind in dict.fromkeys(file.kind for file in files):
         alike = [file for file in files if file.kind is kind]
-        for group in merge_groups(group for file in alike for group in file.architectures):
+        shown, little = apart(
+            merge_groups(group for file in alike for group in file.architectures), lambda group: group.stored
+        )
+        for group in shown:
             holding = [file for file in alike if any(own.label == group.label for own in file.architectures)]
             example = holding[0].name.rsplit("/", 1)[-1]
             more = f" and {len(holding) - 1} more" if len(holding) > 1 else ""
             rows.append([kind.value, group.label, f"{group.images}", human_bytes(group.stored), f"{example}{more}"])
+        if little:
+            rows.append([kind.value, f"{len(little)} others", *_summed(little), ""])
     return table(["Files", "Code for", "Images", "Stored", "Such as"], rows, title="Files of GPU code")
 
 
+def _summed(groups: Sequence[ImageGroup]) -> list[str]:
+    """Images and bytes of several architectures."""
+    from torchtailor.cli.ui import human_bytes
+
+    return [f"{sum(group.images for group in groups)}", human_bytes(sum(group.stored for group in groups))]
+
+
 def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
-    from torchtailor.cli.ui import human_bytes, table
+    from torchtailor.cli.ui import apart, human_bytes, table
 
     columns = ["Code for", "Images", "Stored", "Raw", "Compression", "Sections"]
+    shown, little = apart(groups, lambda group: group.stored)
     rows = [
         [
             group.label,
@@ -156,8 +166,12 @@ def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
             _counts(group.compression.items()),
             _counts(group.sections.items()),
         ]
-        for group in groups
+        for group in shown
     ]
+    if little:
+        rows.append(
+            [f"{len(little)} others", *_summed(little), human_bytes(sum(group.raw for group in little)), "", ""]
+        )
     return table(columns, rows, title=title, optional=("Sections", "Compression"))
 
 

@@ -82,5 +82,5 @@ def _counts(chosen: tuple[Variant, ...]) -> str:
     by_release: dict[str, int] = {}
     for variant in chosen:
         by_release[variant.release_name] = by_release.get(variant.release_name, 0) + 1
-    parts = ", ".join(f"{name} {count}" for name, count in by_release.items())
+    parts = ", ".join(f"{count} of {name}" for name, count in by_release.items())
     return f"{counted(len(chosen), 'variant')} ({parts})"

@@ -98,7 +98,7 @@ def _history(
 
 
 def _print(sizes: Sizes) -> None:
-    from torchtailor.cli.ui import human_bytes, out, table
+    from torchtailor.cli.ui import apart, human_bytes, out, table
 
     for title, sums in (
         ("Package", sizes.by(lambda row: row.package)),
@@ -107,9 +107,14 @@ def _print(sizes: Sizes) -> None:
     ):
         packed = any(total.packed is not None for total in sums.values())
         columns = [title, "On disk", *(["Compressed"] if packed else [])]
+        shown, little = apart(sorted(sums.items(), key=lambda pair: -pair[1].size), lambda pair: pair[1].size)
+        each = [(name, total.size, total.packed or 0) for name, total in shown]
+        if little:
+            totals = [total for _, total in little]
+            rest = sum(total.size for total in totals), sum(total.packed or 0 for total in totals)
+            each.append((f"{len(little)} others", *rest))
         rows = [
-            [name, human_bytes(total.size), *([human_bytes(total.packed or 0)] if packed else [])]
-            for name, total in sorted(sums.items(), key=lambda pair: -pair[1].size)
+            [name, human_bytes(size), *([human_bytes(compressed)] if packed else [])] for name, size, compressed in each
         ]
         if len(rows) > 1:
             out().print(table(columns, rows))

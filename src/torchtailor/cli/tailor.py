@@ -11,12 +11,10 @@ import typer
 from torchtailor.cli import _cut, _options
 
 if TYPE_CHECKING:
-    from torchtailor.surgery.result import LibraryResult
     from torchtailor.tailoring.inputs import TailorReport
     from torchtailor.tailoring.result import TailorResult
 
 _IN_PLACE = "In place"
-_LITTLE = 100_000  # bytes
 
 
 @_cut.takes_cut("tailor")
@@ -94,15 +92,16 @@ def _print(report: TailorReport) -> None:
     results = report.results
     changed = [library for result in results for library in result.changed]
     if changed:
-        out().print(table(["Library", "Before", "After", "Left", "GPU code kept"], _library_rows(changed), paths=True))
+        out().print(_cut.library_table([(library, "") for library in changed]))
     if len(results) > 1:
         inputs = [
-            [result.source.name, *_sizes(result.size_before, result.size_after), _done(result)] for result in results
+            [result.source.name, *_cut.sizes(result.size_before, result.size_after), _done(result)]
+            for result in results
         ]
         out().print(table(["Input", "Before", "After", "Left", "Result"], inputs))
     else:
         for result in results:
-            before, after, left = _sizes(result.size_before, result.size_after)
+            before, after, left = _cut.sizes(result.size_before, result.size_after)
             sizes = f": {before} -> {after} ({left})" if result.differs and not result.dry_run else ""
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
@@ -127,25 +126,8 @@ def _print(report: TailorReport) -> None:
     size = sum(library.size_before for result in results for library in result.libraries)
     verb = "Would save" if report.options.dry_run else "Saved"
     saving = f"{verb} {human_bytes(saved)} of libraries for {targets} in {human_seconds(report.seconds)}"
-    before, after, left = _sizes(size, size - saved)
+    before, after, left = _cut.sizes(size, size - saved)
     out().print(f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}.", markup=False)
-
-
-def _library_rows(changed: Sequence[LibraryResult]) -> list[list[str]]:
-    """A row for each library, and one for all of which little is cut out."""
-    from torchtailor.core.format import counted
-
-    ordered = sorted(changed, key=lambda library: library.size_before, reverse=True)
-    small = [library for library in ordered if library.saved < _LITTLE]
-    shown = [library for library in ordered if library not in small] if len(small) > 1 else ordered
-    rows = [
-        [library.path, *_sizes(library.size_before, library.size_after), ", ".join(library.kept)] for library in shown
-    ]
-    if len(shown) < len(ordered):
-        sizes = _sizes(sum(one.size_before for one in small), sum(one.size_after for one in small))
-        more = f"{len(small)} others" if shown else counted(len(small), "library", "libraries")
-        rows.append([more, *sizes, ""])
-    return rows
 
 
 def _print_nvidias(results: Sequence[TailorResult]) -> None:
@@ -246,9 +228,3 @@ def _done(result: TailorResult) -> str:
     if result.output == result.source:
         return "would be cut in place" if result.dry_run else "cut in place"
     return str(result.output)
-
-
-def _sizes(before: int, after: int) -> tuple[str, str, str]:
-    from torchtailor.cli.ui import human_bytes
-
-    return human_bytes(before), human_bytes(after), f"{100 * after / before:.0f} %" if before else ""

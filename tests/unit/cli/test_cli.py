@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Never
@@ -77,8 +78,8 @@ def test_matrix_formats() -> None:
     assert [row["unique_name"] for row in rows] == [row["unique_name"] for row in as_json["variants"]]
     markdown = call("matrix", "--release", "cuda-13_0", "--markdown").stdout.splitlines()
     assert len(markdown) == 61
-    assert "59 variants (2.10 59)" in call("matrix", "--release", "cuda-13_0").stdout
-    assert "\n1 variant (2.10 1)" in call("matrix", "sm90-avx512", "--release", "cuda-13_0").stdout
+    assert "59 variants (59 of 2.10)" in call("matrix", "--release", "cuda-13_0").stdout
+    assert "\n1 variant (1 of 2.10)" in call("matrix", "sm90-avx512", "--release", "cuda-13_0").stdout
 
 
 def test_an_empty_json_is_still_json() -> None:
@@ -276,3 +277,51 @@ def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, w
     drawn = window.file.getvalue()  # type: ignore[attr-defined]
     assert all(word in drawn for word in (row[0], "wheel,", "nix"))
     assert (" 2.10 " in drawn) is (width >= 80)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown", "little"),
+    [
+        ([5_000_000, 200_000, 3, 2, 1], 2, 3),
+        ([5_000_000, 3], 2, 0),  # one row is no longer than "1 others"
+        ([9] * 10, 10, 0),  # few, and nothing larger
+        ([9] * 40, 0, 40),
+    ],
+)
+def test_what_is_small_is_one_row(sizes: list[int], shown: int, little: int) -> None:
+    from torchtailor.cli.ui import apart
+
+    assert tuple(map(len, apart(sizes, lambda size: size))) == (shown, little)
+
+
+def test_libraries_keep_their_names_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their architectures took the room: `…ngines_precompiled.so.9`; and dozens of small ones are one row."""
+    from rich.console import Console
+
+    from torchtailor.cli import _cut
+    from torchtailor.cli.ui import console
+    from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
+
+    kept = dict.fromkeys(("compute_75", "compute_80", "lto_75", "sm_90"), CodeTally(1, 9))
+
+    def cut(path: str, before: int, after: int) -> tuple[LibraryResult, str]:
+        one = LibraryResult.not_read(LibraryStatus.CUT, path, before, "")
+        return replace(one, size_after=after, kept=kept), ""
+
+    window = Console(file=io.StringIO(), width=80, highlight=False)
+    monkeypatch.setattr(console, "out", lambda: window)
+    names = ["nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9", "torch/lib/libtorch_cuda_linalg.so"]
+    small = [cut(f"torch/lib/libsmall{number}.so", 50_000, 40_000) for number in range(30)]
+    window.print(_cut.library_table([*(cut(name, 245_000_000, 95_800_000) for name in names), *small]))
+    drawn = window.file.getvalue()  # type: ignore[attr-defined]
+    assert "libcudnn_engines_precompiled.so.9" in drawn and names[1] in drawn
+    assert "30 others" in drawn and "libsmall" not in drawn and "1.2 MB" in drawn
+    assert max(map(len, drawn.splitlines())) <= 80
+
+
+def test_groups_of_commands_list_them_in_whole_sentences() -> None:
+    for name in ("farm", "trace", "catalog", "recipes"):
+        said = call(name)
+        assert said.returncode == ExitCode.OK
+        commands = said.stdout.partition("Commands:\n")[2].splitlines()
+        assert commands and all(line.endswith(".") and not line.endswith("...") for line in commands)

@@ -2,6 +2,7 @@
 
 from torchtailor.cli.ui.bar import ProgressBar
 from torchtailor.cli.ui.console import (
+    apart,
     err,
     json_lines,
     out,
@@ -16,6 +17,7 @@ from torchtailor.core.format import human_bytes, human_seconds
 
 __all__ = [
     "ProgressBar",
+    "apart",
     "err",
     "human_bytes",
     "human_seconds",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.measure import Measurement
     from rich.progress import Progress
     from rich.table import Table
+
+Item = TypeVar("Item")
 
 
 @cache
@@ -116,6 +118,20 @@ def table(
         rows = [[_end_of(str(row[0]), max(longest - over, _SHORTEST)), *row[1:]] for row in rows]
         drawn = _table(columns, rows, title)
     return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
+
+
+_LITTLE = 100_000  # bytes
+_FEW = 10  # rows
+
+
+def apart(items: Iterable[Item], size: Callable[[Item], int]) -> tuple[list[Item], list[Item]]:
+    """What is worth a row of a table, and what is summed up in one: all below 100 kB, if these are several, and not
+    the few that there are."""
+    every = list(items)
+    little = [one for one in every if size(one) < _LITTLE]
+    if len(little) < 2 or len(little) == len(every) <= _FEW:
+        return every, []
+    return [one for one in every if size(one) >= _LITTLE], little
 
 
 def _end_of(path: str, room: int) -> str:

@@ -100,7 +100,7 @@ class TailoredTotal(Struct):
     gpu: Capability
     saved: int
     saved_only_with_nvidia: int
-    saved_as_zeros: Annotated[int, Meta(description="in addition, what stays in the files as zeros; of an image, of it")]
+    saved_as_zeros: Annotated[int, Meta(description="in addition, what stays as zeros; of an image, of it")]
     saved_by_no_lto: Annotated[int, Meta(description="in addition")]
     only_ptx: Annotated[int, Meta(description="libraries that have no machine code for it")]
 

@@ -77,8 +77,12 @@ def read_host_code(
     """
     known = StockCode(artifact)
     as_stock: set[str] = set()
-    facts = tuple(_with_host_code(artifact, stock, libraries, expected, progress, known, as_stock, packs))
-    return facts, frozenset(as_stock)
+    progress.begin("Reading host code", sum(read.facts.file.size for read in libraries))
+    facts = []
+    for found in _with_host_code(artifact, stock, libraries, expected, progress, known, as_stock, packs):
+        facts.append(found)
+        progress.advance(found.file.size)
+    return tuple(facts), frozenset(as_stock)
 
 
 def _with_host_code(
