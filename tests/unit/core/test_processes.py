@@ -28,11 +28,10 @@ class Job:
     size: int = 1
 
 
-def be_killed(job: object) -> object:
+def be_killed(*_: object) -> None:
     """As the kernel does where memory is short."""
     assert multiprocessing.parent_process() is not None, "not in a worker"
     os.kill(os.getpid(), signal.SIGKILL)
-    return job
 
 
 def take_a_while(job: Job) -> int:
@@ -47,7 +46,7 @@ def process_of(job: Job) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("function", "command"),
     [
-        ("verification.inspection.inspect._read", "inspect {wheel}"),
+        ("verification.inspection.read._read", "inspect {wheel}"),
         ("tailoring.wheel._cut", "tailor {wheel} --gpu 9.0 -o {out} --jobs 2"),
         ("verification.static.read._read", "verify {wheel} --gpu 9.0 --level static"),
         ("tailoring.image.libraries._cut_one", "image {image} oci:{out} --gpu 9.0 --jobs 2"),
@@ -64,7 +63,7 @@ def test_a_killed_worker_is_said_in_the_same_words(
     wheel = build_wheel(tmp_path, libraries)
     image = stock(tmp_path / "image", [tar_of({f"usr/lib/{name}": data for name, data in libraries.items()})])
     monkeypatch.setattr(processes, "_WORTH_PROCESSES", 0)
-    monkeypatch.setattr("torchtailor.verification.inspection.inspect.available_cores", lambda: 2)
+    monkeypatch.setattr("torchtailor.verification.inspection.read.available_cores", lambda: 2)
     monkeypatch.setattr("torchtailor.verification.static.read.available_cores", lambda: 2)
     monkeypatch.setattr(f"torchtailor.{function}", be_killed)
     words = [word.format(wheel=wheel, image=image, out=tmp_path / "out") for word in command.split()]
