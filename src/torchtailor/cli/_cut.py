@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torchtailor.surgery.cut import Cut
     from torchtailor.surgery.result import LibraryResult
+    from torchtailor.tailoring.image.result import ImageResult
+    from torchtailor.tailoring.result import TailorResult
 
 SMALLER = "To save more"
 _WORKLOAD = "For one program"
@@ -189,6 +191,27 @@ def library_table(changed: Sequence[tuple[LibraryResult, str]], layer: str = "")
         rows.append([more, *([""] if layer else []), *sizes(before, after), ""])
     kept = "GPU code kept"
     return table(["Library", *column, "Before", "After", "Left", kept], rows, optional=(kept,), paths=True)
+
+
+def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iterator[str]:
+    """What leaves with --gpu none besides GPU code, and what comes in its place."""
+    from torchtailor.core.format import counted, human_bytes
+    from torchtailor.surgery.cut import GPU_ONLY
+
+    if files := [file for file in result.dropped_files if file.rule == GPU_ONLY]:
+        size = human_bytes(sum(file.size for file in files))
+        names = ", ".join(result.gone_packages) or ", ".join(file.path.rpartition("/")[2] for file in files)
+        leave = "Would leave" if dry_run else "Left"
+        yield f"{leave} out what only a GPU needs ({counted(len(files), 'file')} of {size}): {names}."
+    if added := result.stand_ins:
+        size, names = human_bytes(sum(one.size for one in added)), ", ".join(one.name for one in added)
+        put = "Would put" if dry_run else "Put"
+        yield f"{put} {counted(len(added), 'stand-in')} ({size}) in place of NVIDIA's libraries: {names}."
+    if required := result.changed_requirements:
+        gone = ", ".join(text.partition(";")[0].strip() for text, left in required.items() if left is None)
+        rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
+        stays = f" Of others, {rest} stays." if rest else ""
+        yield f"No longer required: {gone or 'nothing'}.{stays}"
 
 
 def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:

@@ -148,30 +148,22 @@ def _print_leftovers(report: TailorReport) -> None:
     """Files that were left out, what other options would save, and what stays as zeros."""
     from torchtailor.cli.ui import human_bytes, out
     from torchtailor.core.format import counted
-    from torchtailor.surgery.cut import UNOPENED
+    from torchtailor.surgery.cut import GPU_ONLY, UNOPENED
     from torchtailor.trees.artifact.drops import default_rules, drop_rules
 
     results = report.results
     verb = "would leave" if report.options.dry_run else "left"
     files = [file for result in results for file in result.dropped_files]
-    for name in dict.fromkeys(file.rule for file in files):
+    for name in dict.fromkeys(file.rule for file in files if file.rule != GPU_ONLY):
         own = [file for file in files if file.rule == name]
         size, first = human_bytes(sum(file.size for file in own)), own[0].path.rsplit("/", 1)[-1]
         what = f"{counted(len(own), 'file')} of {size}, such as {first}" if own[1:] else f"1 file of {size}, {first}"
         option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
         why = drop_rules()[name].what if name in default_rules() else option
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
-    if added := [one for result in results for one in result.stand_ins]:
-        size, names = human_bytes(sum(len(one.content) for one in added)), ", ".join(one.name for one in added)
-        put = "Would put" if report.options.dry_run else "Put"
-        what = counted(len(added), "stand-in")
-        out().print(f"{put} {what} ({size}) in place of NVIDIA's libraries: {names}.", markup=False)
-    required = {text: left for result in results for text, left in result.changed_requirements.items()}
-    if required:
-        gone = ", ".join(text.partition(";")[0].strip() for text, left in required.items() if left is None)
-        rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
-        stays = f" Of others, {rest} stays." if rest else ""
-        out().print(f"No longer required: {gone or 'nothing'}.{stays}", markup=False)
+    for result in results:
+        for line in _cut.said_of_no_gpu(result, dry_run=report.options.dry_run):
+            out().print(line, markup=False)
     wheels = any(result.pack_wheels for result in results)  # the size of each is below
     libraries = [library for result in results for library in result.changed]
     for line in _cut.said_of_packs(libraries, report.options, sizes=not wheels):

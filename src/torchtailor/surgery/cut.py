@@ -36,6 +36,7 @@ _Choice = TypeVar("_Choice", bound=Enum)
 DEFAULT_LEVEL = 19  # of zstd
 DEFAULT_GAP = 16 << 10  # bytes: each run of pages costs the loader a mapping
 UNOPENED = "unopened"  # the rule of files that the workload never opened
+GPU_ONLY = "gpu-only"  # the rule of files that are of no use without a GPU
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
 
@@ -84,6 +85,12 @@ class FilesLeftOut:
 
     files: Mapping[str, DroppedFile]
     refused: Mapping[str, DroppedFile]
+
+    def and_also(self, files: Mapping[str, DroppedFile]) -> FilesLeftOut:
+        """With more files, whatever other rules say of them."""
+        return FilesLeftOut(
+            {**self.files, **files}, {path: one for path, one in self.refused.items() if path not in files}
+        )
 
     def others(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The files that no rule names."""

@@ -66,6 +66,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
             done = list(_cut_all(jobs, changes.replace_library, stripped, options, progress))
             outcome = _result(plan, [*done, *skipped], (), (), options)
             if not outcome.useless_for_target:
+                changes.without_gpu(plan, options)
                 dropped, notes = changes.leave_out(plan, options, progress)
                 outcome = _result(plan, [*done, *skipped], dropped, notes, options)
         except BaseException:
@@ -119,10 +120,13 @@ def _result(
     before = sum(library.size_before for library in ordered) + sum(file.size for file in gone)
     after = sum(library.size_after for library in ordered)
     after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in ordered)
+    after += sum(one.size for one in plan.stand_ins)
     site = plan.site
     result = TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
     notes = (*unreadable_in(site), *plan.notes, *notes)
-    return replace(result, notes=notes, dropped_files=gone, kept_files=plan.kept)
+    result = replace(result, notes=notes, dropped_files=gone, kept_files=plan.kept, stand_ins=plan.stand_ins)
+    requirements = plan.without.changed_requirements
+    return replace(result, gone_packages=plan.without.names, changed_requirements=requirements)
 
 
 def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
@@ -131,7 +135,7 @@ def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
     for path, chain in chains.items():
         missing = wanted - set(chain[-1].gpus)
         if missing and _depends_on_targets(chain[-1]):
-            had, lacks = ", ".join(chain[-1].gpus), ", ".join(sorted(missing))
+            had, lacks = ", ".join(chain[-1].gpus) or "machines without a GPU", ", ".join(sorted(missing))
             if chain[-1].dropped:
                 raise ImpossibleError(
                     f"{path} was left out for {had}, and {lacks} may need it.",

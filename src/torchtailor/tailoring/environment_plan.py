@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torchtailor.core.disk import give_to, sync_folder, why_fixed
@@ -15,14 +15,17 @@ from torchtailor.core.trust import leads_inside
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.journal import STATE_FOLDER
 from torchtailor.tailoring.libraries import LibraryJob, is_library
-from torchtailor.tailoring.tree import InstalledTree, left_out_of
+from torchtailor.tailoring.tree import FileState, InstalledTree, left_out_of
+from torchtailor.tailoring.without_gpu import WithoutGpu, asking_in
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.installed import InstalledDistribution, installed_in, owners_by_file
 from torchtailor.trees.artifact.libraries import is_placeholder, is_shared_name
 from torchtailor.trees.artifact.sites import active_environment, project_environment
+from torchtailor.trees.wheels.no_gpu import is_gpu_package
 
 
 def environment_sites(environment: Path | None) -> tuple[Path, ...]:
@@ -67,10 +70,15 @@ class EnvironmentPlan:
     dropped: Mapping[str, DroppedFile]
     kept: tuple[DroppedFile, ...]  # of NVIDIA's packages, for want of --nvidia
     notes: tuple[str, ...]
+    without: WithoutGpu
+    stand_ins: tuple[GpuStandIn, ...]  # for libraries that only a GPU needs, where they are not there yet
 
     @classmethod
     def of(cls, site: Path, options: Cut) -> EnvironmentPlan:
-        owners = owners_by_file(installed_in(site))
+        installed = installed_in(site)
+        owners = owners_by_file(installed)
+        if options.targets.none:
+            owners |= dict.fromkeys(_unlisted(site, installed, owners), ())
         found = {
             name: owners[name]
             for name in sorted(owners)
@@ -78,8 +86,11 @@ class EnvironmentPlan:
         }
         sizes = {name: (site / name).lstat().st_size for name in found}
         tree = _EnvironmentTree(site, sizes, owners)
-        left_out = left_out_of(tree, options)
-        dropped = left_out.files
+        without = WithoutGpu.of(tree, options)
+        left_out = left_out_of(tree, options).and_also(without.gone)
+        for_gpus = without.stand_ins(asking_in(tree))
+        places = {one.path for one in for_gpus}  # also of copies of NVIDIA's libraries, and of earlier stand-ins
+        dropped = {name: file for name, file in left_out.files.items() if name not in places}
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
         notes = [f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside]
@@ -91,7 +102,18 @@ class EnvironmentPlan:
                 notes.append(f"{name} stays: {why}.")
         kept = tuple(left_out.refused.values())
         stays = {name: dropped[name] for name in dropped if name not in outside}
-        return cls(site, tree, found, fixed, stays, kept, tuple(notes))
+        new = tuple(one for one in for_gpus if FileState.of(site / one.path, sizes=[one.size]) != one.file.state)
+        return cls(site, tree, found, fixed, stays, kept, tuple(notes), without, new)
+
+
+def _unlisted(site: Path, installed: Iterable[InstalledDistribution], listed: Collection[str]) -> Iterator[str]:
+    """Files of packages for a GPU that no RECORD lists: what Python compiled, what an installer noted."""
+    for one in installed:
+        if is_gpu_package(one.metadata.name):
+            folders = {PurePosixPath(path).parent for path in one.files if path.endswith(".py")}
+            for place in (*(site / folder / "__pycache__" for folder in folders), one.dist_info):
+                names = (path.relative_to(site).as_posix() for path in sorted(place.glob("*")) if path.is_file())
+                yield from (name for name in names if name not in listed)
 
 
 def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[PlaceJob], list[LibraryResult]]:

@@ -49,8 +49,10 @@ from torchtailor.tailoring.tree import (
     changed_rows,
     left_out_of,
     new_rows,
+    remove_empty,
     stripped_with,
 )
+from torchtailor.tailoring.without_gpu import WithoutGpu, asking_in
 from torchtailor.trees.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.trees.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.trees.artifact.libraries import is_shared_name, loose_code_files, may_be_elf
@@ -88,7 +90,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
         with staging_folder(existing_parent(output.parent)) as scratch:
             target = scratch / "tree"
             tree = InstalledTree(folder, listing.sizes, owners_by_file(installed))
-            left_out = left_out_of(tree, options)
+            without = WithoutGpu.of(tree, options)
+            left_out = left_out_of(tree, options).and_also(without.gone)
             dropped = left_out.files
             copy = _Copy(listing, tree, target, dropped, copying=not options.dry_run)
             if not copy.libraries and not any(loose_code_files([folder])):
@@ -111,27 +114,52 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
-            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
-            kept = tuple(left_out.refused.values())
-            unopened = options.unopened(left_out.others(tree.sizes))
-            whole = replace(whole, notes=left_alone, dropped_files=tuple(dropped.values()), unopened=unopened)
-            whole = replace(whole, kept_files=kept)
+            for_gpus = without.stand_ins(asking_in(tree))
+            after += sum(one.size for one in for_gpus)
+            whole = TailorResult(
+                ArtifactKind.FOLDER,
+                folder,
+                None,
+                libraries,
+                before,
+                after,
+                options.dry_run,
+                notes=left_alone,
+                dropped_files=tuple(dropped.values()),
+                kept_files=tuple(left_out.refused.values()),
+                unopened=options.unopened(left_out.others(tree.sizes)),
+                stand_ins=for_gpus,
+                gone_packages=without.names,
+                changed_requirements=without.changed_requirements,
+            )
             if options.dry_run or whole.useless_for_target:
                 return whole
             copy.link_second_names()
             by_name = sorted(jobs, key=lambda job: job.name)
             added = [file for job in by_name for file in job.added(tree, results[job.name])]
             added += distinct(stand_ins(tree, dropped).values())
+            added += [*(one.file for one in for_gpus), *without.new_metadata(tree)]
             for file in added:
                 file.put((target / file.path).parent)
+            remove_empty(target, without.gone)
             _update_records(tree, target, installed, results, dropped, added)
-            names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
-            document = manifest(options, names, {}, libraries, dropped.values())
-            (target / MANIFEST).write_bytes(document)
+            (target / MANIFEST).write_bytes(_manifest(whole, options))
             copy.set_modes()
             check_nothing_lost(output, target)
             replace_folder(target, output)
     return replace(whole, output=output)
+
+
+def _manifest(whole: TailorResult, options: Cut) -> bytes:
+    return manifest(
+        options,
+        {"kind": whole.kind.value, "name": whole.source.resolve().name},
+        {},
+        whole.libraries,
+        whole.dropped_files,
+        stand_ins=whole.stand_ins,
+        changed_requirements=whole.changed_requirements,
+    )
 
 
 def _check_not_hooked(library: Path) -> None:
@@ -316,13 +344,14 @@ class _Copy:
     def set_modes(self) -> None:
         """Folders get their modes last: one may be read-only."""
         for folder, mode in reversed(self._modes):
-            folder.chmod(mode & 0o7777)
+            if folder.exists():
+                folder.chmod(mode & 0o7777)
 
 
 def _update_records(
     tree: InstalledTree,
     target: Path,
-    installed: tuple[InstalledDistribution, ...],
+    installed: Sequence[InstalledDistribution],
     results: Mapping[str, LibraryResult],
     gone: Collection[str],
     added: Sequence[NewFile],
@@ -338,6 +367,8 @@ def _update_records(
         return FileState(result.sha256_out, result.size_after) if result else None
 
     for one in installed:
+        if not (target / one.dist_info.relative_to(tree.folder)).exists():
+            continue
         changes = changed_rows(one.files.items(), now) | new_rows(added, tree.package(one))
         if changes:
             write_atomically(target / one.record_path.relative_to(tree.folder), one.record.updated(changes).encode())

@@ -1,15 +1,14 @@
-"""Stand-ins for NVIDIA's libraries in a package whose GPU code was removed: it loads without them.
+"""Stand-ins for NVIDIA's libraries in packages whose GPU code was removed: these load without them.
 
-What they define is what the package's own libraries ask for: the functions that are bound to a version of a missing
+What they define is what the packages' own libraries ask for: the functions that are bound to a version of a missing
 library, and those without a version that have its name. Nothing of NVIDIA's is read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -24,6 +23,7 @@ from torchtailor.code.binary.symbols import (
     needed_libraries,
     needed_symbols,
 )
+from torchtailor.tailoring.tree import FileState, NewFile, Package
 
 _SENTENCE = "torchtailor: {package} was cut for machines without a GPU (--gpu none): {library} is not there."
 # The CUDA runtime stays, and the driver is no package: without one, torch knows what to do.
@@ -37,9 +37,10 @@ _NPP = "npp"  # one library for each kind of function, all with the same prefix
 class GpuStandIn:
     """A library that stands in for one of NVIDIA's."""
 
-    path: str  # in the wheel
+    path: str  # in the tree
     content: bytes = field(repr=False)
     symbols: int
+    package: Package  # whose libraries look for it there
 
     @property
     def name(self) -> str:
@@ -51,7 +52,11 @@ class GpuStandIn:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
+        return self.file.state.sha256
+
+    @property
+    def file(self) -> NewFile:
+        return NewFile(self.path, self.content, FileState.of_bytes(self.content), self.package)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +94,39 @@ class AskingLibrary:
         return None
 
 
-def gpu_stand_ins(package: str, libraries: Iterable[AskingLibrary], files: Iterable[str]) -> tuple[GpuStandIn, ...]:
-    """The stand-ins that the libraries of a package need, in places where these look for them; `files` are its files.
+@dataclass(frozen=True, slots=True)
+class AskingPackage:
+    """A package, its libraries and its files, each with its path in the tree."""
 
-    Where none of them looks inside the package, another package brings the library, as torch does for its companions.
+    package: Package
+    libraries: Sequence[AskingLibrary]
+    files: Collection[str]
+
+
+def gpu_stand_ins(packages: Sequence[AskingPackage]) -> tuple[GpuStandIn, ...]:
+    """The stand-ins that the libraries of these packages need, each in a place of the package that looks for it there.
+
+    All of one name have what any of the packages asks for: the first that is loaded serves all. Where a package does
+    not look inside itself, another brings the library, as torch does for its companions.
     """
-    asking = tuple(libraries)
-    present = {PurePosixPath(path).name for path in files} | {one.soname for one in asking}
-    folders = {posixpath.dirname(path) for path in files}
-    missing: dict[str, str] = {}  # the folder of each, by the name of the library
-    for library in asking:
-        for name in library.needed:
-            if name not in missing and name not in present and _is_missing(name):
+    asking = [library for one in packages for library in one.libraries]
+    present = {PurePosixPath(path).name for one in packages for path in one.files} | {one.soname for one in asking}
+    wanted: dict[str, set[StandInSymbol]] = {}
+    places: dict[str, tuple[str, Package, ElfMachine]] = {}  # by path: the library's name, and whose it will be
+    for one in packages:
+        folders = {posixpath.dirname(path) for path in one.files}
+        found: set[str] = set()
+        for library in one.libraries:
+            for name in library.needed:
+                if name in found or name in present or not _is_missing(name):
+                    continue
                 folder = library.folder_in(folders)
                 if folder is not None:
-                    missing[name] = folder
+                    found.add(name)
+                    wanted[name] = set()
+                    places[posixpath.join(folder, name)] = name, one.package, library.machine
     defined = frozenset[str]().union(*(library.defined for library in asking))
-    wanted: dict[str, set[StandInSymbol]] = {name: set() for name in missing}
-    stems = {name: _stem(name) for name in missing}
+    stems = {name: _stem(name) for name in wanted}
     for symbol in (symbol for library in asking for symbol in library.symbols):
         if symbol.version:
             owner: str | None = symbol.library
@@ -115,10 +135,10 @@ def gpu_stand_ins(package: str, libraries: Iterable[AskingLibrary], files: Itera
         if owner in wanted:
             wanted[owner].add(StandInSymbol(symbol.name, symbol.version, symbol.is_data))
     made = []
-    for name, folder in sorted(missing.items()):
-        sentence = _SENTENCE.format(package=package, library=name)
-        content = write_stand_in(asking[0].machine, name, wanted[name], sentence)
-        made.append(GpuStandIn(f"{folder}/{name}", content, len(wanted[name])))
+    for path, (name, package, machine) in sorted(places.items()):
+        sentence = _SENTENCE.format(package=package.metadata.name, library=name)
+        content = write_stand_in(machine, name, wanted[name], sentence)
+        made.append(GpuStandIn(path, content, len(wanted[name]), package))
     return tuple(made)
 
 

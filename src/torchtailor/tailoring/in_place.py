@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from torchtailor.core.disk import copy_attributes, give_to, hash_file, sync_folder, write_atomically
 from torchtailor.core.documents import plain
@@ -17,10 +19,12 @@ from torchtailor.tailoring.delta import write_whole
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, removed_name, stamp_of
 from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
 from torchtailor.tailoring.left_out import stand_ins
-from torchtailor.tailoring.manifest import library_json
-from torchtailor.tailoring.tree import FileState, FileTree, Gone
+from torchtailor.tailoring.manifest import library_json, stand_in_json
+from torchtailor.tailoring.tree import FileState, Gone, InstalledTree, NewFile
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.installed import InstalledDistribution
+
+_LIBRARY_MODE = 0o755
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class InPlace:
     """The changes of one run; `known` is what the files are that it has put in place or need no reading."""
 
     journal: Journal
-    tree: FileTree
+    tree: InstalledTree
     document: CutDocument
     known: dict[str, FileState | Gone]
 
@@ -78,14 +82,97 @@ class InPlace:
             sync_folder(folder)
         return result
 
+    def _keep(self, path: Path, sha256: str) -> str:
+        """Store a whole file for `restore`; returns the name it has there."""
+        removed = f"{sha256[:24]}-{'0' * 24}"
+        staged = self.journal.staging / removed
+        write_whole(path, staged, sha256)
+        give_to(staged, path.lstat())
+        staged.replace(self.journal.removed / removed)
+        return removed
+
+    def without_gpu(self, plan: EnvironmentPlan, options: Cut) -> None:
+        """Write stand-ins for libraries that leave, and METADATA that no longer requires them."""
+        said: dict[str, dict[str, Any]] = {one.path: {"stand_in": stand_in_json(one)} for one in plan.stand_ins}
+        files = [one.file for one in plan.stand_ins]
+        for file in plan.without.new_metadata(plan.tree):
+            said[file.path] = {"requirements": dict(plan.without.requirements[file.owner])}
+            files.append(file)
+        changes = []
+        for file in files:
+            path, before, removed = plan.site / file.path, None, ""
+            if path.exists():
+                before = FileState(hash_file(path), path.stat().st_size)
+                removed = self._keep(path, before.sha256) if options.keep_removed else ""
+            owner = PurePosixPath(file.owner).name
+            made: dict[str, Any] = {"library": None, **said[file.path]}
+            changes.append(Change(file.path, (owner,), before, file.state, removed, self.document, **made))
+        if changes:
+            sync_folder(self.journal.removed)
+            self.journal.add(*changes)
+        for file in files:
+            path = plan.site / file.path
+            self.known.pop(file.path, None)
+            status = (path if path.exists() else plan.site / file.owner).stat()
+            mode = status.st_mode & 0o777 if path.exists() else _LIBRARY_MODE
+            write_atomically(path, file.read(), mode=mode, owner=status, durable=True)
+            self.known[file.path] = file.state
+
     def leave_out(self, plan: EnvironmentPlan, options: Cut, progress: Progress) -> tuple[list[DroppedFile], list[str]]:
         """Leave out what the rules name; returns these files, and why others stay."""
+        stubs = stand_ins(plan.tree, plan.dropped)
+        changes, notes = self._leaving(plan, stubs, options, progress)
+        if changes:
+            sync_folder(self.journal.removed)
+            self.journal.add(*(change for change, _ in changes.values()))
+        gone = []
+        written: set[str] = set()
+        whole: dict[str, list[str]] = {package.dist_info: [] for package in plan.without.packages}
+        for name, (change, seen) in changes.items():
+            if stamp_of(plan.site / name) != seen:  # what the journal says of it is forgotten at the end
+                notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
+                continue
+            self.known.pop(name, None)
+            if (dist_info := name.partition("/")[0]) in whole:
+                whole[dist_info].append(name)
+                continue
+            status = (plan.site / name).lstat()
+            for new in (new for new in stubs.get(name, ()) if new.path not in written):
+                place, mode = plan.site / new.path, change.mode if new.path == name else None
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(place, new.read(), mode=mode, owner=status, durable=True)
+                written.add(new.path)
+            if change.after is None:
+                (plan.site / name).unlink()
+            self.known[name] = change.state_after
+            gone.append(name)
+        gone += [name for dist_info, names in whole.items() for name in self._uninstall(dist_info, names)]
+        for folder in {(plan.site / name).parent for name in gone}:
+            with suppress(FileNotFoundError):
+                sync_folder(folder)
+        sync_folder(plan.site)
+        return [plan.dropped[name] for name in gone], notes
+
+    def _uninstall(self, dist_info: str, names: Sequence[str]) -> Sequence[str]:
+        """Remove a dist-info folder at once: without some of its files nobody knows what it is."""
+        folder = self.journal.site / dist_info
+        there = {path.relative_to(self.journal.site).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+        if not names or there != set(names):
+            return ()
+        folder.rename(self.journal.staging / dist_info)
+        self.known.update(dict.fromkeys(names, Gone.GONE))
+        return names
+
+    def _leaving(
+        self, plan: EnvironmentPlan, stubs: Mapping[str, Sequence[NewFile]], options: Cut, progress: Progress
+    ) -> tuple[dict[str, tuple[Change, tuple[int, ...]]], list[str]]:
+        """What is recorded of files that are left out, with what tells whether somebody replaced one; and why others
+        stay."""
         changes: dict[str, tuple[Change, tuple[int, ...]]] = {}
         notes: list[str] = []
-        stubs = stand_ins(plan.tree, plan.dropped)
         places: dict[Path, dict[str, int]] = {}
-        for name, file in plan.dropped.items():
-            path, owners = plan.site / name, plan.found[name]
+        for name, owners in sorted(((name, plan.found[name]) for name in plan.dropped), key=lambda one: bool(one[1])):
+            path, file = plan.site / name, plan.dropped[name]  # first what is only known by files of its package
             seen, sha256 = stamp_of(path), hash_file(path)
             if other := _other_hash(name, owners, sha256):
                 notes.append(f"{name} stays: its hash is not the one in the RECORD of {other}; reinstall that package.")
@@ -93,11 +180,7 @@ class InPlace:
             beside, removed = stubs.get(name, ()), ""
             own = next((new for new in beside if new.path == name), None)
             if options.keep_removed:
-                removed = f"{sha256[:24]}-{'0' * 24}"
-                staged = self.journal.staging / removed
-                write_whole(path, staged, sha256)
-                give_to(staged, path.lstat())
-                staged.replace(self.journal.removed / removed)
+                removed = self._keep(path, sha256)
             for owner in owners:
                 if owner.dist_info not in places:
                     places[owner.dist_info] = {row.path: place for place, row in enumerate(owner.record)}
@@ -116,29 +199,7 @@ class InPlace:
             )
             changes[name] = change, seen
             progress.advance(file.size)
-        if changes:
-            sync_folder(self.journal.removed)
-            self.journal.add(*(change for change, _ in changes.values()))
-        gone = []
-        written: set[str] = set()
-        for name, (change, seen) in changes.items():
-            if stamp_of(plan.site / name) != seen:  # what the journal says of it is forgotten at the end
-                notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
-                continue
-            self.known.pop(name, None)
-            status = (plan.site / name).lstat()
-            for new in (new for new in stubs.get(name, ()) if new.path not in written):
-                place, mode = plan.site / new.path, change.mode if new.path == name else None
-                place.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(place, new.read(), mode=mode, owner=status, durable=True)
-                written.add(new.path)
-            if change.after is None:
-                (plan.site / name).unlink()
-            self.known[name] = change.state_after
-            gone.append(plan.dropped[name])
-        for folder in {(plan.site / file.path).parent for file in gone}:
-            sync_folder(folder)
-        return gone, notes
+        return changes, notes
 
 
 def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str) -> str:

@@ -217,11 +217,6 @@ def tailor_inputs(
             "--split makes new wheels or folders; an environment is not split in place.",
             "Name wheels or a folder, and -o.",
         )
-    if options.targets.none and in_place:
-        raise UsageError(
-            "--gpu none makes wheels that need no package of NVIDIA's; an environment is not cut in place.",
-            "Name wheels and -o, or use `torchtailor install --gpu none --into FOLDER`.",
-        )
     started = time.monotonic()
     if in_place:
         if options.relr:
@@ -253,8 +248,6 @@ def _tailor_paths(
     paths: Sequence[Path], output: Path | str | None, options: Cut, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
-    if options.targets.none and any(task.kind not in (ArtifactKind.WHEEL, ArtifactKind.LIBRARY) for task in tasks):
-        raise UsageError("--gpu none is for wheels and libraries.", "Name the wheels that the folder was made of.")
     place = Path(output) if output is not None and not Path(output).exists() else None
     try:
         yield from _tailor_tasks(tasks, options, progress)

@@ -8,6 +8,7 @@ journal and the environment cannot disagree. `reconcile` brings RECORD, manifest
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ import msgspec
 from torchtailor.core.disk import give_to, locked, remove_locked, sync_folder, write_atomically
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
+from torchtailor.surgery.cut import GPU_ONLY
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
-from torchtailor.tailoring.manifest import environment_manifest
-from torchtailor.tailoring.tree import FileState, Gone, NewFile, changed_rows
+from torchtailor.tailoring.manifest import StandInDocument, environment_manifest, no_gpu_json
+from torchtailor.tailoring.tree import FileState, Gone, NewFile, changed_rows, remove_empty
 from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.trees.wheels.distribution import MANIFEST
 from torchtailor.trees.wheels.record import FileHash, RecordRow
@@ -62,11 +64,11 @@ class AddedFile:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One file of an environment that was replaced, or left out; paths are relative to site-packages."""
+    """One file of an environment that was replaced, left out or added; paths are relative to site-packages."""
 
     path: RelativePath
     distributions: tuple[PathPart, ...]  # names of the .dist-info folders whose RECORD lists it
-    before: FileState
+    before: FileState | None  # None: there was no such file
     after: FileState | None  # None: the file was left out, and nothing stands in for it in its place
     removed: RemovedName  # the file in `removed` that turns after into before; empty without --keep-removed
     options: CutDocument
@@ -76,11 +78,27 @@ class Change:
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] = 0o644  # of a file that was left out
     record_rows: dict[PathPart, int] = field(default_factory=dict)  # where it was in the RECORD of each distribution
     added: tuple[AddedFile, ...] = ()
+    stand_in: dict[str, Any] | None = None  # the row of a library in the place of one of NVIDIA's
+    requirements: dict[str, str | None] | None = None  # of METADATA: what is left of each that changed
 
     def __post_init__(self) -> None:
-        if (self.library is None) is (self.dropped is None) or (self.after is None and self.library):
-            raise ValueError("A file is either replaced or left out.")
-        msgspec.convert(self.library or self.dropped, _Library if self.library else _Dropped)
+        rows = {_Library: self.library, _Dropped: self.dropped, StandInDocument: self.stand_in}
+        said = [(kind, row) for kind, row in rows.items() if row is not None]
+        if len(said) + (self.requirements is not None) != 1 or (self.after is None and not self.dropped):
+            raise ValueError("A file is either replaced, left out or added.")
+        if self.before is None and not self.stand_in:
+            raise ValueError("What was replaced or left out was there before.")
+        for kind, row in said:
+            msgspec.convert(row, kind)
+
+    @property
+    def size_before(self) -> int:
+        return self.before.size if self.before else 0
+
+    @property
+    def of_no_use(self) -> bool:
+        """Whether it left because only a GPU needs it, mostly with its whole package."""
+        return self.dropped is not None and self.dropped["rule"] == GPU_ONLY
 
     @property
     def state_after(self) -> FileState | Gone:
@@ -200,9 +218,11 @@ def reconcile(journal: Journal, known: Mapping[str, FileState | Gone] | None = N
     folders = [place for place in places if place.is_dir() and not place.is_symlink()]
     for one in read_installed(journal.site, folders):
         own = {path: chain for path, chain in recorded.items() if _belongs(path, chain, one)}
-        states = {path: state for path in own if (state := actual.get(path))}
+        written = {f"{one.dist_info.name}/{name}" for name in (one.record_path.name, MANIFEST)}  # here, by what is so
+        states = {path: state for path in own if path not in written and (state := actual.get(path))}
         _update_distribution(journal, one, states, {path: chains[path] for path in own if path in chains}, own)
     _remove_added(journal.site, recorded, chains)
+    remove_empty(journal.site, [path for path, chain in chains.items() if chain[-1].of_no_use])
     journal.rewrite(change for chain in chains.values() for change in chain)
     return chains
 
@@ -222,7 +242,9 @@ def _remove_added(site: Path, recorded: Chains, chains: Chains) -> None:
 
 def _belongs(path: str, chain: Sequence[Change], one: InstalledDistribution) -> bool:
     """Whether a file is a distribution's: its RECORD lists it, or did until the file was left out."""
-    return path in one.files or any(change.dropped and one.dist_info.name in change.distributions for change in chain)
+    return path in one.files or any(
+        (change.dropped or change.stand_in) and one.dist_info.name in change.distributions for change in chain
+    )
 
 
 def _update_distribution(
@@ -240,7 +262,12 @@ def _update_distribution(
     manifest_name = manifest_path.relative_to(one.dist_info.parent).as_posix()
     changes: dict[str, RecordRow | None] = {}
     if in_force:
-        document = environment_manifest(_options(in_force), one.metadata.name, one.metadata.version, libraries, dropped)
+        no_gpu = no_gpu_json(
+            [chain[-1].stand_in for chain in in_force if chain[-1].stand_in],
+            {text: left for chain in in_force for text, left in (chain[-1].requirements or {}).items()},
+        )
+        name, version = one.metadata.name, one.metadata.version
+        document = environment_manifest(_options(in_force), name, version, libraries, dropped, no_gpu)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
             owner = one.dist_info.stat()
             write_atomically(manifest_path, document, owner=owner, durable=True, staging=journal.staging)
@@ -252,7 +279,11 @@ def _update_distribution(
     changes |= changed_rows(one.files.items(), states.get)
     again: list[tuple[int, RecordRow]] = []
     for path, state in states.items():
-        if path not in one.files and isinstance(state, FileState):  # it is back
+        if path in one.files or not isinstance(state, FileState):
+            continue
+        if any(change.stand_in for change in recorded[path]):
+            changes[path] = state.row(path)
+        else:  # it is back
             places = (change.record_rows.get(one.dist_info.name) for change in recorded[path])
             again.append((next((place for place in places if place is not None), 0), state.row(path)))
     data = one.record.updated(changes).with_rows_at(again).encode()
@@ -292,11 +323,19 @@ def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | Gone 
     if not leads_inside(site, place):
         return None
     if not os.path.lexists(place):
-        owners = (site / name for change in chain if change.dropped for name in change.distributions)
+        owners = (site / name for change in chain if not change.library for name in change.distributions)
+        if chain[-1].of_no_use and not any(_installed_again(site, name) for name in chain[-1].distributions):
+            return Gone.GONE
         return Gone.GONE if any(owner.is_dir() for owner in owners) else None  # else its package was uninstalled
     known = [state for change in chain for state in (change.before, change.after) if state]
     state = FileState.of(place, sizes={state.size for state in known})
     return state if state in known else None
+
+
+def _installed_again(site: Path, dist_info: str) -> bool:
+    """Whether a package that left as a whole is there in another version."""
+    name = dist_info.partition("-")[0]
+    return any(other.name != dist_info for other in site.glob(f"{glob.escape(name)}-*.dist-info"))
 
 
 def _in_force(chain: list[Change], actual: FileState | Gone | None) -> list[Change]:
@@ -304,7 +343,7 @@ def _in_force(chain: list[Change], actual: FileState | Gone | None) -> list[Chan
         gone = actual is Gone.GONE and chain[index].dropped  # also what stood in for it
         if chain[index].state_after == actual or gone:
             start = index
-            while start and chain[start - 1].after == chain[start].before:
+            while start and chain[start].before and chain[start - 1].after == chain[start].before:
                 start -= 1
             return chain[start : index + 1]
     return []

@@ -37,7 +37,7 @@ def manifest(
     settings = options.document
     if label:
         settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
-    no_gpu = no_gpu_json(stand_ins, changed_requirements or {})
+    no_gpu = no_gpu_json(map(stand_in_json, stand_ins), changed_requirements or {})
     rows = map(library_json, libraries)
     return _encode({**plain(settings), **no_gpu}, source, output, rows, map(plain, dropped))
 
@@ -48,9 +48,11 @@ def environment_manifest(
     version: str,
     libraries: Iterable[Mapping[str, Any]],
     dropped: Iterable[Mapping[str, Any]],
+    no_gpu: Mapping[str, Any],
 ) -> bytes:
-    """The manifest of a distribution that was cut in place, from the rows of its journal."""
-    return _encode(plain(options), {"kind": "environment", "name": name, "version": version}, {}, libraries, dropped)
+    """The manifest of an installed distribution, from the rows of its journal; `no_gpu` is that of `no_gpu_json`."""
+    source = {"kind": "environment", "name": name, "version": version}
+    return _encode({**plain(options), **no_gpu}, source, {}, libraries, dropped)
 
 
 def _encode(
@@ -176,11 +178,18 @@ class StandInDocument(Struct):
     sha256: str
 
 
-def no_gpu_json(stand_ins: Sequence[GpuStandIn], changed_requirements: Mapping[str, str | None]) -> dict[str, Any]:
+def no_gpu_json(
+    stand_ins: Iterable[Mapping[str, Any]], changed_requirements: Mapping[str, str | None]
+) -> dict[str, Any]:
     """What replaces the packages that are for a GPU only, and what is left of the requirements of them."""
-    rows = [plain(document(StandInDocument, one)) for one in stand_ins]
-    said = {"stand_ins": rows, "changed_requirements": dict(changed_requirements)}
+    said = {"stand_ins": list(stand_ins), "changed_requirements": dict(changed_requirements)}
     return {name: value for name, value in said.items() if value}
+
+
+def stand_in_json(stand_in: GpuStandIn) -> dict[str, Any]:
+    """One stand-in of a manifest or journal."""
+    row: dict[str, Any] = plain(document(StandInDocument, stand_in))
+    return row
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from packaging.utils import canonicalize_name
 
 from torchtailor.core.disk import copy_attributes, disk_errors, give_to, sync_folder
 from torchtailor.core.errors import BadInputError, CheckFailedError
@@ -70,20 +71,21 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
         Journal.locked(site) as journal,
     ):
         chains = reconcile(journal)
-        ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
-        lost = [change for path, chain in chains.items() if path not in ready for change in chain]
+        kept = {path for path, chain in chains.items() if all(one.removed or not one.before for one in chain)}
+        lost = [change for path, chain in chains.items() if path not in kept for change in chain]
+        ready = {path: chains[path] for path in kept if not lost or chains[path][0].before}
         commands = _reinstall_commands(site, lost)
-        size = sum(chain[0].before.size for chain in ready.values())
+        size = sum(chain[0].size_before for chain in ready.values())
         if not dry_run:
             progress.begin(str(site), size)
             try:
                 for path, chain in sorted(ready.items(), key=lambda item: item[1][0].same_as is not None):
                     _restore(journal, path, chain)
-                    progress.advance(chain[0].before.size)
+                    progress.advance(chain[0].size_before)
             finally:
                 if not reconcile(journal):
                     journal.delete()
-    packages = tuple(f"{one.metadata.name}=={one.metadata.version}" for one in _owners(site, lost))
+    packages = (*(f"{one.metadata.name}=={one.metadata.version}" for one in _owners(site, lost)), *_left(site, lost))
     return RestoreResult(site, tuple(sorted(ready)), size, packages, commands)
 
 
@@ -91,6 +93,10 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
     """Undo the changes of one file, newest first, and replace it when the stock file is complete."""
     place = inside(journal.site, path)
     first = chain[-1].same_as
+    if chain[0].before is None:
+        place.unlink()
+        sync_folder(place.parent)
+        return
     if first is not None and _is(journal, first, chain[0].before):  # another name of a file that is restored already
         link_again(inside(journal.site, first), place, journal.staging)
         sync_folder(place.parent)
@@ -110,6 +116,7 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
         hasher = hashlib.sha256()
         with staged.open("wb") as file:
             written = 0
+            assert change.before is not None
             for chunk in rebuild(current, journal.removed / change.removed):
                 written += len(chunk)
                 if written > change.before.size:
@@ -146,7 +153,14 @@ def _owners(site: Path, changes: Iterable[Change]) -> tuple[InstalledDistributio
     return read_installed(site, [folder for folder in folders if not folder.is_symlink()])
 
 
-def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...]:
+def _left(site: Path, changes: Sequence[Change]) -> list[str]:
+    """The packages that left as a whole, `triton==3.4.0`: only the names of their folders are known."""
+    names = sorted({name for change in changes if change.of_no_use for name in change.distributions})
+    parts = (name.removesuffix(".dist-info").partition("-") for name in names if not (site / name).is_dir())
+    return [f"{canonicalize_name(name)}=={version}" for name, _, version in parts]
+
+
+def _reinstall_commands(site: Path, changes: Sequence[Change]) -> tuple[str, ...]:
     """The commands that reinstall the stock packages, with the tool that installed them."""
     groups: dict[str, list[str]] = {}
     for one in _owners(site, changes):
@@ -154,6 +168,9 @@ def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...
         if tool == "pip" and _lacks_pip(site) and find_uv():
             tool = "uv"
         groups.setdefault(tool, []).append(_conda_name(one) if tool == "conda" else _requirement(one))
+    if left := _left(site, changes):
+        pips = [tool for tool in groups if tool != "conda"]
+        groups.setdefault(pips[0] if pips else "pip", []).extend(left)
     return tuple(_command(site, packages, tool) for tool, packages in sorted(groups.items()))
 
 

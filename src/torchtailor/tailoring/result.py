@@ -16,6 +16,10 @@ from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, lib
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile
 
+GonePackages = Annotated[tuple[str, ...], Meta(description="that only a GPU needs")] | UnsetType
+ChangedRequirements = (
+    Annotated[dict[str, str | None], Meta(description="what is left of each without a GPU; null: nothing")] | UnsetType
+)
 COPIED = "Nothing was cut: copied unchanged."
 
 
@@ -58,6 +62,7 @@ class TailorResult:
     pack_wheels: tuple[PackWheel, ...] = ()  # of a split
     stand_ins: tuple[GpuStandIn, ...] = ()  # for NVIDIA's libraries, where no GPU code stays
     changed_requirements: Mapping[str, str | None] = field(default_factory=dict)  # without a GPU; None: it is gone
+    gone_packages: tuple[str, ...] = ()  # that only a GPU needs
     not_needed: bool = False  # a package that is for a GPU only: there is no output
 
     @property
@@ -125,6 +130,7 @@ class TailorResult:
             libraries=[*map(library_document, self.libraries)],
             stand_ins=self.stand_ins or UNSET,
             changed_requirements=self.changed_requirements or UNSET,
+            gone_packages=self.gone_packages or UNSET,
             pack_wheels=self.pack_wheels or UNSET,
         )
 
@@ -150,8 +156,6 @@ class TailoredInput(Struct):
     notes: tuple[str, ...]
     libraries: tuple[LibraryDocument, ...]
     stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
-    changed_requirements: (
-        Annotated[dict[str, str | None], Meta(description="what is left of each without a GPU; null: nothing")]
-        | UnsetType
-    ) = UNSET
+    changed_requirements: ChangedRequirements = UNSET
+    gone_packages: GonePackages = UNSET
     pack_wheels: Annotated[tuple[PackWheel, ...], Meta(description="of a split")] | UnsetType = UNSET

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -195,6 +196,11 @@ class NewFile:
     state: FileState
     package: Package | None  # whose RECORD lists it
 
+    @property
+    def owner(self) -> str:
+        """The dist-info folder of its package."""
+        return self.package.dist_info if self.package else ""
+
     def read(self) -> bytes:
         return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
@@ -214,6 +220,14 @@ def new_rows(added: Iterable[NewFile], package: Package) -> dict[str, RecordRow]
     """The rows of files in the RECORD of their package."""
     own = [file for file in added if file.package == package]
     return {(path := posixpath.relpath(file.path, package.site)): file.state.row(path) for file in own}
+
+
+def remove_empty(root: Path, gone: Iterable[str]) -> None:
+    """Remove the folders below a root that nothing is left in: Python would import one as a package without files."""
+    for folder in sorted({parent for path in gone for parent in (root / path).parents}, reverse=True):
+        if root in folder.parents:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def is_refused(tree: FileTree, *names: str) -> bool:

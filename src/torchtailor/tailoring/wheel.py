@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
-from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn, gpu_stand_ins
+from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn
 from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import label_of, manifest
@@ -36,15 +36,15 @@ from torchtailor.tailoring.split import (
     write_pack_wheel,
 )
 from torchtailor.tailoring.tree import FileState, NewFile, WheelTree, left_out_of, stripped_with
+from torchtailor.tailoring.without_gpu import WithoutGpu, asking_in
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile, drop_rules
-from torchtailor.trees.artifact.libraries import packed_libraries
 from torchtailor.trees.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.trees.wheels.deflate import Effort
 from torchtailor.trees.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.trees.wheels.metadata import with_requirements, with_tags, with_version
+from torchtailor.trees.wheels.metadata import with_tags, with_version
 from torchtailor.trees.wheels.name import TAILORED, WheelName, labelled_version
-from torchtailor.trees.wheels.no_gpu import is_gpu_package, stated_without_gpu
+from torchtailor.trees.wheels.no_gpu import is_gpu_package
 from torchtailor.trees.wheels.record import FileHash, UnusualRecordError
 from torchtailor.trees.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
@@ -226,6 +226,7 @@ class _Making:
     order: WheelOrder
     label: str
     left_out: FilesLeftOut
+    without: WithoutGpu
 
     @property
     def distribution(self) -> WheelDistribution:
@@ -270,7 +271,8 @@ class _Making:
                 f"Write -o {output.parent} instead.",
             )
         tree = WheelTree(distribution)
-        return cls(tree, order, label, left_out_of(tree, order.options))
+        without = WithoutGpu.of(tree, order.options)
+        return cls(tree, order, label, left_out_of(tree, order.options).and_also(without.gone), without)
 
     def finish(
         self,
@@ -298,10 +300,8 @@ class _Making:
         kept = tuple(self.left_out.refused.values())
         result = replace(result, dropped_files=dropped, kept_files=kept, unopened=options.unopened(others))
         if options.targets.none:
-            required = {text: self._required(text) for text in self.distribution.metadata.requires}
-            changes = {text: left for text, left in required.items() if left != text}
             standing = self._gpu_stand_ins({} if options.dry_run else changed)
-            result = replace(result, stand_ins=standing, changed_requirements=changes)
+            result = replace(result, stand_ins=standing, changed_requirements=self.without.changed_requirements)
         if options.dry_run or (result.useless_for_target and not packs):
             return result
         if not result.differs:
@@ -349,27 +349,22 @@ class _Making:
         others."""
         beside = {file.path: file for name, job in jobs.items() for file in job.added(self.tree, cut[name])}
         kept = [beside[path] for path in sorted(beside) if not (self.options.split and path.endswith(PACK_SUFFIX))]
-        libraries = [self._new(one.path, one.content) for one in for_gpus]
-        return [*kept, *distinct(stand_ins(self.tree, self.dropped).values()), *libraries]
+        return [*kept, *distinct(stand_ins(self.tree, self.dropped).values()), *(one.file for one in for_gpus)]
 
     def _new(self, path: str, content: bytes) -> NewFile:
         return NewFile(path, content, FileState.of_bytes(content), self.tree.package)
 
-    def _required(self, stated: str) -> str | None:
-        """What is left of a requirement without a GPU."""
-        return stated_without_gpu(self.distribution.metadata.name, stated)
-
     def _gpu_stand_ins(self, changed: Mapping[str, Path]) -> tuple[GpuStandIn, ...]:
         """Stand-ins for the libraries of NVIDIA's that those of the wheel ask for."""
-        archive, asking = self.distribution.archive, []
-        for member in packed_libraries(archive):
-            if member.name in self.dropped:
-                continue
-            cut = changed.get(member.name)
-            with suppress(BadInputError), open_source(cut) if cut else open_member(archive.path, member) as source:
-                asking.append(AskingLibrary.read(member.name, ElfFile(source)))
-        present = [one.name for one in archive.files if one.name not in self.dropped]
-        return gpu_stand_ins(self.distribution.metadata.name, asking, present)
+        stock = asking_in(self.tree)
+
+        def read(path: str) -> AskingLibrary | None:
+            if not (cut := changed.get(path)):
+                return stock(path)
+            with open_source(cut) as source:
+                return AskingLibrary.read(path, ElfFile(source))
+
+        return self.without.stand_ins(read)
 
     def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], replaced: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
@@ -529,8 +524,7 @@ def _written_anew(
     distribution = making.distribution
     metadata_name, wheel_name = (f"{distribution.dist_info}/{name}" for name in ("METADATA", "WHEEL"))
     metadata = with_version(distribution.archive.read(metadata_name), making.version)
-    if making.options.targets.none:
-        metadata = with_requirements(metadata, making._required)
+    metadata = making.without.metadata(distribution.dist_info, metadata)
     if packs:
         gpus = served_gpus(making.options, results.values())
         metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.options.also)

@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.unit.fetch.packages import Package
+from tests.unit.tailoring.helpers import check_records, install, tree
+from torchtailor.catalog import load_catalog
+from torchtailor.code.gpucode.targets import Targets
+from torchtailor.surgery.cut import Cut
+from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.inputs import tailor
+from torchtailor.tailoring.restore import restore_environment
 
 CUBLAS = "int cublasCreate(void) { return 0; }\nint cublasTable[4] = {1, 2, 3, 4};\n"
+MADE = ("libcublas.so.13", "libnccl.so.2")
 NCCL = "int ncclInit(void) { return 0; }\n"
 ASKING = """
 extern int cublasCreate(void), ncclInit(void), cublasTable[4];
@@ -72,3 +79,26 @@ def test_it_loads_and_says_what_is_not_there(wheel: Path, tmp_path: Path) -> Non
     sentence = "torchtailor: asking was cut for machines without a GPU (--gpu none): {} is not there.\n"
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == sentence.format("libcublas.so.13") + sentence.format("libnccl.so.2")
+
+
+def test_an_environment_gets_them_and_gives_them_back(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "env/lib/python3.13/site-packages"
+    install(wheel, site)
+    libraries = {f"nvidia/cu13/lib/{name}": (tmp_path / "linked" / name).read_bytes() for name in MADE}
+    nvidia = Package("nvidia-cublas", "13.0", files=libraries, licence="NVIDIA Proprietary Software")
+    (tmp_path / nvidia.filename).write_bytes(nvidia.wheel())
+    install(tmp_path / nvidia.filename, site)
+    install_nccl = Package("nvidia-nccl-cu13", "2.0", files={"nvidia/nccl.txt": b""})
+    (tmp_path / install_nccl.filename).write_bytes(install_nccl.wheel())
+    install(tmp_path / install_nccl.filename, site)
+    before = tree(site)
+    cut = Cut(Targets(()), rules=load_catalog().rules, keep_removed=True)
+    result = tailor_environment(site, cut)
+    assert result.gone_packages == ("nvidia-cublas", "nvidia-nccl-cu13")
+    assert {path for path in tree(site) if path.startswith("nvidia/")} == set()
+    check_records(site)
+    done = loaded(site / "asking/libasking.so")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not tailor_environment(site, cut).differs
+    assert not restore_environment(site).commands
+    assert tree(site) == before

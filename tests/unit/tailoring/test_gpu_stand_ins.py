@@ -9,8 +9,11 @@ import pytest
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.code.binary.symbols import NeededSymbol, dynamic_symbols
-from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn, gpu_stand_ins
+from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, AskingPackage, GpuStandIn, gpu_stand_ins
+from torchtailor.tailoring.tree import Package
+from torchtailor.trees.wheels.metadata import Metadata
 
+TORCH = Package(Metadata("torch", "2.15.0", "", (), ()), "torch-2.15.0.dist-info")
 CUDA = AskingLibrary(
     path="torch/lib/libtorch_cuda.so",
     machine=ElfMachine.X86_64,
@@ -30,7 +33,7 @@ CUDA = AskingLibrary(
 
 def made(*libraries: AskingLibrary, files: tuple[str, ...] = ()) -> dict[str, GpuStandIn]:
     present = [*(library.path for library in libraries), *files]
-    return {one.path: one for one in gpu_stand_ins("torch", libraries, present)}
+    return {one.path: one for one in gpu_stand_ins([AskingPackage(TORCH, libraries, present)])}
 
 
 def names(stand_in: GpuStandIn) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from torchtailor.core.disk import disk_errors
@@ -33,6 +33,7 @@ from torchtailor.oci.transports.base import Document, ImageDestination, ImageSou
 from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.packages import Packages
@@ -42,6 +43,7 @@ from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, counte
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.packs import check_tools_for, folders_of_packs
 from torchtailor.tailoring.tree import NewFile, left_out_of
+from torchtailor.tailoring.without_gpu import WithoutGpu
 from torchtailor.trees.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
 from torchtailor.trees.artifact.sites import installed_path
 
@@ -135,7 +137,8 @@ class _OneImage:
         room = min(_KEPT, shutil.disk_usage(self.folder).free // 8)
         chosen = self.options.cut
         paged = chosen.workload if chosen.pages is not HostPages.KEEP else None
-        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged)
+        none = chosen.targets.none
+        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged, none)
 
     def cut(self) -> CutImage:
         check_tools_for(self.tailoring, self.config.machine)
@@ -149,7 +152,7 @@ class _OneImage:
             raise ImpossibleError(
                 f"{self.where} ({result.platform}) has no GPU code that runs on {self.tailoring.targets}; no image was "
                 "written.",
-                f"It was cut for {printable(before)} before: cut the stock image."
+                f"It was cut for {printable(before) or 'machines without a GPU'} before: cut the stock image."
                 if isinstance(before, str)
                 else "`torchtailor inspect` lists its GPU code.",
             )
@@ -210,7 +213,7 @@ class _OneImage:
 
     def _settled(self, number: int) -> bool:
         """Whether a layer certainly stays as it is, whatever later layers hold."""
-        if self.options.squash_shadowed or self.tailoring.drop_unopened:
+        if self.options.squash_shadowed or self.tailoring.drop_unopened or self.tailoring.targets.none:
             return False
         if any(one.file.layer == number for one in self.survey.candidates.values()):
             return False
@@ -249,7 +252,23 @@ class _OneImage:
     @cached_property
     def dropped(self) -> dict[str, DroppedFile]:
         """The paths that rules leave out, in every layer that has them."""
-        return dict(left_out_of(self.packages, self.tailoring).files)
+        return dict(left_out_of(self.packages, self.tailoring).and_also(self.without.gone).files)
+
+    @cached_property
+    def without(self) -> WithoutGpu:
+        """The packages that only a GPU needs."""
+        return WithoutGpu.of(self.packages, self.tailoring)
+
+    @cached_property
+    def for_gpus(self) -> tuple[GpuStandIn, ...]:
+        return self.without.stand_ins(self.packages.asking)
+
+    @cached_property
+    def emptied(self) -> set[str]:
+        """Folders that nothing is left in: Python would import one as a package without files."""
+        stay = {file.path for file in self.survey.view.visible() if file.path not in self.without.gone}
+        stay.update(one.path for one in self.for_gpus)
+        return _folders_above(self.without.gone) - _folders_above(stay)
 
     def _check_licence(self) -> None:
         to = self.cutter.target
@@ -305,7 +324,12 @@ class _OneImage:
         results = self.libraries.results
         own = self.survey.view.of_layer(number)
         gone = frozenset(file.number for file in own if (number, file.number) in self.left_out)
+        gone |= {folder for of, folder, path in self.survey.folders if of == number and path in self.emptied}
         replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
+        for text in self.packages.of_layer(number, self.left_out):
+            if new := self.packages.new_metadata(text, self.without):
+                place = self.survey.view.at(f"{text.dist_info}/METADATA")
+                replaced |= {place.number: new} if place else {}
         added = self._added(number, cut)
         for update in self.packages.updated(
             number,
@@ -315,6 +339,8 @@ class _OneImage:
             self.standing_in,
             self.left_out,
             self.tailoring,
+            self.without,
+            self.for_gpus,
         ):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
@@ -355,6 +381,12 @@ class _OneImage:
         for path, stand_in in self.standing_in.items():
             if (there := self.survey.view.at(path)) and there.layer == number:
                 added[there.number] = [NewMember(stand_in.path, stand_in.content, stand_in.state.size)]
+        for text in self.packages.of_layer(number, self.left_out):
+            own = [
+                NewMember(one.path, one.content, one.size) for one in self.for_gpus if self.packages.is_of(one, text)
+            ]
+            if own:
+                added.setdefault(text.file.number, []).extend(own)
         return added
 
     def _cut_libraries(self, number: int) -> dict[FoundLibrary, Path]:
@@ -476,6 +508,9 @@ class _OneImage:
             tuple(rows),
             tuple(self._libraries()),
             tuple(self.dropped.values()),
+            self.without.names,
+            self.for_gpus,
+            self.without.changed_requirements,
             droppable,
             twice[:_MOST_NAMED],
             sum(file.wasted for file in twice),
@@ -522,6 +557,10 @@ def _staying(content: Content, files: Sequence[tuple[LayerFile, str]]) -> set[Co
         if link in stay:
             stay.add(to)
     return stay
+
+
+def _folders_above(paths: Iterable[str]) -> set[str]:
+    return {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
 
 
 def _teed(pieces: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:

@@ -61,11 +61,6 @@ def cut_image(
     progress: Progress | None = None,
 ) -> ImageReport:
     """Cut an image into a new one; the destination gets its name last, when all of it is there."""
-    if options.cut.targets.none:
-        raise UsageError(
-            "--gpu none is for wheels: an image keeps the packages that are installed in it.",
-            "Install what `torchtailor build --gpu none` makes into the image.",
-        )
     if options.cut.split:
         raise UsageError("The packs of all GPUs would be in the same image.", "Cut the image once for each GPU.")
     platform = None if platform == EVERY_PLATFORM else platform

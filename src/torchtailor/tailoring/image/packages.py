@@ -15,9 +15,11 @@ from torchtailor.core.format import counted, printable
 from torchtailor.oci.filesystem import Content, LayerFile
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
+from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn
 from torchtailor.tailoring.image.survey import ImageSurvey, PackageText
-from torchtailor.tailoring.manifest import environment_manifest, library_json
+from torchtailor.tailoring.manifest import environment_manifest, library_json, no_gpu_json, stand_in_json
 from torchtailor.tailoring.tree import FileState, Gone, NewFile, Package, changed_rows, new_rows, reinstalling
+from torchtailor.tailoring.without_gpu import WithoutGpu
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name
 from torchtailor.trees.artifact.sites import installed_path
@@ -109,12 +111,12 @@ class Packages:
         """The later layers that hold libraries which the RECORDs of a layer list."""
         return {
             file.content[0]
-            for text in self._of_layer(layer, left_out)
+            for text in self.of_layer(layer, left_out)
             for path, _ in self._rows(text, self._parse(text) or Record(()))
             if (file := self._in_effect(path, layer, left_out)) and file.content[0] > layer
         }
 
-    def _of_layer(self, layer: int, left_out: Collection[Content]) -> Iterator[PackageText]:
+    def of_layer(self, layer: int, left_out: Collection[Content]) -> Iterator[PackageText]:
         for text in self.survey.records:
             if text.file.layer == layer and (layer, text.file.number) not in left_out:
                 yield text
@@ -137,9 +139,11 @@ class Packages:
         standing_in: Mapping[str, NewFile],
         left_out: Collection[Content],
         options: Cut,
+        without: WithoutGpu,
+        for_gpus: Sequence[GpuStandIn],
     ) -> Iterator[RecordUpdate]:
         """The RECORDs of a layer that change, and what is written beside each."""
-        for text in self._of_layer(layer, left_out):
+        for text in self.of_layer(layer, left_out):
             record = self._parse(text)
             rows = list(self._rows(text, record)) if record else []
             contents = {
@@ -152,20 +156,41 @@ class Packages:
             now |= {
                 path: FileState(one.sha256_out, one.size_after) for path, one in found.items() if one.status.changed
             }
+            new = self.new_metadata(text, without)
+            now |= {f"{text.dist_info}/METADATA": FileState.of_bytes(new)} if new else {}
             changes = changed_rows(rows, now.get)
-            if record is None or not changes:
+            own_for_gpus = [one for one in for_gpus if self.is_of(one, text)]
+            if record is None or not (changes or own_for_gpus):
                 continue
             libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
             dropped = [{**plain(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
             said = b""
             if package := self._package(text):
                 beside = [file for content in contents.values() for file in added.get(content, ())]
-                changes |= new_rows([*beside, *(standing_in[path] for path in now if path in standing_in)], package)
+                instead = (standing_in[path] for path in now if path in standing_in)
+                changes |= new_rows([*beside, *instead, *(one.file for one in own_for_gpus)], package)
+                required = without.requirements.get(text.dist_info, {})
+                no_gpu = no_gpu_json(map(stand_in_json, own_for_gpus), required)
                 name, version = package.metadata.name, package.metadata.version
-                said = environment_manifest(options.document, name, version, libraries, dropped)
+                said = environment_manifest(options.document, name, version, libraries, dropped, no_gpu)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
                 changes[own] = FileState.of_bytes(said).row(own)
             yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)
+
+    def new_metadata(self, text: PackageText, without: WithoutGpu) -> bytes:
+        """METADATA beside a RECORD as it is without a GPU; empty where it stays."""
+        file = self.survey.view.at(f"{text.dist_info}/METADATA")
+        if file is None or file.layer != text.file.layer or text.dist_info not in without.requirements:
+            return b""
+        return without.metadata(text.dist_info, self.survey.texts[file.content])
+
+    def is_of(self, stand_in: GpuStandIn, text: PackageText) -> bool:
+        """Whether it belongs to the package of this RECORD, which is the one that is seen in the end."""
+        return stand_in.package.dist_info == text.dist_info and text.file.hidden_by is None
+
+    def asking(self, path: str) -> AskingLibrary | None:
+        file = self.survey.view.at(path)
+        return self.survey.asking.get(file.content) if file else None
 
     def debian_note(self, paths: Iterable[str]) -> Iterator[str]:
         """Says which Debian packages no longer have the files that their lists of sums are of."""

@@ -13,8 +13,10 @@ from torchtailor.core.documents import Bytes, Seconds, document, plain
 from torchtailor.core.format import printable
 from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.options import ImageOptions
-from torchtailor.tailoring.manifest import LibraryDocument, library_document
+from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
+from torchtailor.tailoring.result import ChangedRequirements, GonePackages
 from torchtailor.trees.artifact.drops import DroppedFile
 
 
@@ -73,6 +75,9 @@ class ImageResult:
     layers: tuple[LayerResult, ...]
     libraries: tuple[ImageLibrary, ...]
     dropped_files: tuple[DroppedFile, ...] = ()
+    gone_packages: tuple[str, ...] = ()  # that only a GPU needs
+    stand_ins: tuple[GpuStandIn, ...] = ()  # for libraries of these
+    changed_requirements: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     droppable: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # by rule: files and bytes
     doubled: tuple[DoubledFile, ...] = ()  # the largest
     wasted: int = 0  # bytes of all that are in more than one layer
@@ -200,6 +205,9 @@ class PlatformImage(Struct):
     doubled: Annotated[tuple[DoubledFile, ...], Meta(description="the largest")] = field(name="doubled_files")
     dropped_files: tuple[DroppedFile, ...]
     droppable: tuple[DroppableFiles, ...]
+    gone_packages: GonePackages = UNSET
+    stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
+    changed_requirements: ChangedRequirements = UNSET
 
 
 class ImageDocument(Struct):
@@ -226,6 +234,9 @@ def _platform(image: ImageResult) -> PlatformImage:
         libraries=[*map(_library, image.libraries)],
         doubled=[replace(file, path=printable(file.path)) for file in image.doubled],
         dropped_files=[replace(file, path=printable(file.path)) for file in image.dropped_files],
+        gone_packages=image.gone_packages or UNSET,
+        stand_ins=image.stand_ins or UNSET,
+        changed_requirements=image.changed_requirements or UNSET,
         droppable=[DroppableFiles(rule, files, size) for rule, (files, size) in image.droppable.items()],
     )
 

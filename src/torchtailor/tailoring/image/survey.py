@@ -40,6 +40,7 @@ from torchtailor.oci.filesystem import (
 from torchtailor.oci.imagespec import wrong_layer
 from torchtailor.oci.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, TarReader
 from torchtailor.surgery.strip import removable_sections
+from torchtailor.tailoring.gpu_stand_ins import AskingLibrary
 from torchtailor.tailoring.libraries import is_program_with_code
 from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name, may_be_elf
 from torchtailor.trees.licences import is_closed_text
@@ -117,6 +118,7 @@ class LayerScan:
         self._read_file = read_file
         self.view = MergedView()
         self.layers: list[LayerFacts] = []
+        self.folders: list[tuple[int, int, str]] = []  # members that are one: layer, number, path
 
     def add_layer(self, tar: UnpackedLayer, diff_id: str, where: str) -> None:
         """Read the next layer, which must have the digest that the configuration says."""
@@ -149,6 +151,7 @@ class LayerScan:
             path = clean_path(os.fsdecode(member.name), where)
             if member.is_folder:
                 folders.append(path)
+                self.folders.append((number, member.number, path))
             elif is_marker(path):
                 continue
             elif hides := whiteout_of(path):
@@ -187,12 +190,15 @@ class ImageSurvey:
     relr: bool = False  # whether relocations of these packages are packed
     unopened: bool = False  # whether libraries may be left out because they were never opened
     workload: TracedWorkload | None = None  # whose untouched pages go to packs
+    without_gpu: bool = False  # whether packages that only a GPU needs leave
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # its licence files that are proprietary
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
     shared: dict[Content, SharedFile] = field(default_factory=dict)  # what libraries are that may be left out
+    asking: dict[Content, AskingLibrary] = field(default_factory=dict)  # libraries of packages, if these leave
+    texts: dict[Content, bytes] = field(default_factory=dict)  # METADATA, in the same case
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
     debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
     glibcs: list[LayerFile] = field(default_factory=list)  # those that read packed relocations
@@ -208,6 +214,10 @@ class ImageSurvey:
     @property
     def layers(self) -> list[LayerFacts]:
         return self._scanned.layers
+
+    @property
+    def folders(self) -> list[tuple[int, int, str]]:
+        return self._scanned.folders
 
     def add_layer(self, pieces: Iterator[bytes], size: int, diff_id: str, where: str) -> None:
         """Read the next layer."""
@@ -278,6 +288,8 @@ class ImageSurvey:
             stored.write_bytes(data)
             self.records.append(PackageText(file, stored))
             return
+        if self.without_gpu:
+            self.texts[file.content] = data
         with suppress(BadInputError):  # then the names of its libraries decide
             self.metadata[file.path.rpartition("/")[0]] = Metadata.parse(data, file.path)
 
@@ -329,6 +341,8 @@ class ImageSurvey:
         if self.unopened:
             self.shared[file.content] = SharedFile.read(file.path, source)
         elf = ElfFile(source)
+        if self.without_gpu and _IN_SITE.search(file.path):
+            self.asking[file.content] = AskingLibrary.read(file.path, elf)
         if _GLIBC.search(file.path) and source.find(_READS_RELR, 0, source.size) >= 0:
             self.glibcs.append(file)
         code = scan_elf(elf)

@@ -18,6 +18,7 @@ _CUDA_SUFFIX = re.compile(r"-cu\d+$")
 @dataclass(frozen=True, slots=True)
 class _Rules:
     libraries: frozenset[str]
+    sonames: tuple[str, ...]
     unused_by: Mapping[str, frozenset[str]]  # by the package that requires them
     extras: Mapping[str, frozenset[str]]
 
@@ -27,6 +28,20 @@ def is_gpu_package(project: str) -> bool:
     name = canonicalize_name(project)
     rules = _rules()
     return _CUDA_SUFFIX.sub("", name) in rules.libraries or any(name in names for names in rules.unused_by.values())
+
+
+def is_gpu_library(path: str) -> bool:
+    """Whether a file is a copy of one of these packages' libraries, by its name."""
+    name = path.rpartition("/")[2]
+    return ".so" in name and name.startswith(_rules().sonames)
+
+
+def required_name(stated: str) -> str:
+    """The package that a requirement names; empty where it cannot be read."""
+    try:
+        return canonicalize_name(Requirement(stated).name)
+    except InvalidRequirement:
+        return ""
 
 
 def requirement_without_gpu(owner: str, requirement: Requirement) -> Requirement | None:
