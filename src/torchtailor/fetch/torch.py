@@ -123,6 +123,15 @@ def choose_cuda_torch(finder: Finder, variant: Variant, target: Target) -> Torch
     return replace(_choice(finder, best, target, (note,)), without_gpu=True)
 
 
+def cpu_wheel(finder: Finder, project: str, version: str, arch: str) -> WheelFile | None:
+    """The CPU build of a release that an index has beside its CUDA build, for any Python."""
+    public = Version(version).public
+    for file in finder.all_files(project):
+        if (file.version.public, file.version.local) == (public, "cpu") and file.filename.endswith(f"_{arch}.whl"):
+            return file
+    return None
+
+
 def _is_cuda(seen: _Seen) -> bool:
     return seen.label.startswith("cu")
 

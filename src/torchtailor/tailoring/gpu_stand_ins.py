@@ -41,6 +41,7 @@ class GpuStandIn:
     content: bytes = field(repr=False)
     symbols: int
     package: Package  # whose libraries look for it there
+    machine: ElfMachine
 
     @property
     def name(self) -> str:
@@ -138,7 +139,7 @@ def gpu_stand_ins(packages: Sequence[AskingPackage]) -> tuple[GpuStandIn, ...]:
     for path, (name, package, machine) in sorted(places.items()):
         sentence = _SENTENCE.format(package=package.metadata.name, library=name)
         content = write_stand_in(machine, name, wanted[name], sentence)
-        made.append(GpuStandIn(path, content, len(wanted[name]), package))
+        made.append(GpuStandIn(path, content, len(wanted[name]), package, machine))
     return tuple(made)
 
 

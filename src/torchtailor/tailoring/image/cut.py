@@ -327,9 +327,9 @@ class _OneImage:
         gone |= {folder for of, folder, path in self.survey.folders if of == number and path in self.emptied}
         replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
         for text in self.packages.of_layer(number, self.left_out):
-            if new := self.packages.new_metadata(text, self.without):
-                place = self.survey.view.at(f"{text.dist_info}/METADATA")
-                replaced |= {place.number: new} if place else {}
+            place = self.survey.view.at(f"{text.dist_info}/METADATA")
+            if place and (metadata := self.packages.new_metadata(text, self.without)):
+                replaced[place.number] = metadata
         added = self._added(number, cut)
         for update in self.packages.updated(
             number,
