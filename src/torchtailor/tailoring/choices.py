@@ -10,7 +10,7 @@ from typing import Any
 
 from torchtailor.advise.host.targets import ARCH_LIST_VARIABLE, read_targets
 from torchtailor.catalog import load_catalog
-from torchtailor.code.gpucode.targets import Targets
+from torchtailor.code.gpucode.targets import NO_GPU, Targets
 from torchtailor.core.errors import UsageError
 from torchtailor.surgery.cut import DEFAULT_GAP, DEFAULT_LEVEL, Cut, HostPages, PackCompression
 from torchtailor.workload.choice import TracedWorkload
@@ -71,7 +71,7 @@ def chosen_in(cut: Cut) -> dict[str, Any]:
     """What decides the bytes of a cut, by the names of the options that choose it."""
     used, pages = cut.workload, cut.pages
     values: dict[str, Any] = {
-        "gpu": ",".join(map(str, cut.targets.archs)),
+        "gpu": ",".join(map(str, cut.targets.archs)) or NO_GPU,
         "nvidia": cut.nvidia or None,
         "keep_ptx": cut.targets.keep_ptx or None,
         "no_lto": not cut.lto or None,

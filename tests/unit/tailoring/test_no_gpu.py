@@ -267,8 +267,9 @@ def test_an_image(site: Path, tmp_path: Path) -> None:
     (image,) = report.images
     assert image.gone_packages == LEAVE
     assert len(image.changed_requirements) == 3
-    cut = tmp_path / "root"
-    for layer in read_image(tmp_path / "cut").tars:
+    cut, written_image = tmp_path / "root", read_image(tmp_path / "cut")
+    assert written_image.config["history"][-1]["created_by"] == "torchtailor image --gpu none"
+    for layer in written_image.tars:
         with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
             tar.extractall(cut, filter="data")
     check_without_gpu(cut / place)
