@@ -28,6 +28,11 @@ class ReleaseError(Exception):
     """What keeps this from being released."""
 
 
+def say(text: str) -> None:
+    """What is done now: compiling takes minutes where the machine is busy."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
 def run(*words: object, **more: object) -> str:
     """What a command prints."""
     done = subprocess.run([*map(str, words)], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False, **more)  # type: ignore[call-overload]
@@ -58,7 +63,9 @@ def check_tree(number: str) -> None:
 def build(number: str) -> tuple[Path, Path]:
     """The wheel and the sdist, made in an empty dist."""
     shutil.rmtree(DIST, ignore_errors=True)
-    run(sys.executable, "tools/build_hook.py")
+    say("Compiling the hook for both architectures")
+    subprocess.run([sys.executable, "tools/build_hook.py"], cwd=ROOT, stdout=sys.stderr, check=True)
+    say("Building the wheel and the sdist")
     backend = "import sys, hatchling.build as b; getattr(b, 'build_' + sys.argv[1])(sys.argv[2])"
     DIST.mkdir()
     for kind in ("wheel", "sdist"):
@@ -107,6 +114,7 @@ def check_installs(wheel: Path, number: str) -> list[str]:
     worked = []
     uv = Path(sys.executable).with_name("uv")
     for python in PYTHONS:
+        say(f"Installing under Python {python}")
         with tempfile.TemporaryDirectory() as place:
             environment = Path(place, "env")
             make: list[str | Path] = [uv, "venv", "--quiet", "--no-python-downloads", "--python", python, environment]
@@ -135,10 +143,12 @@ def main() -> int:
             check_tree(number)
         wheel, sdist = build(number)
         check_contents(wheel, sdist)
+        say("Checking with twine")
         run(Path(sys.executable).with_name("uv"), "tool", "run", "--quiet", TWINE, "check", "--strict", wheel, sdist)
+        say("Building a wheel from the sdist")
         check_sdist(wheel, sdist)
         worked = check_installs(wheel, number)
-    except ReleaseError as error:
+    except (ReleaseError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(

@@ -116,6 +116,7 @@ class _VerifyBar(Progress):
         self._bar = ProgressBar(quiet=plain)
 
     def __enter__(self) -> _VerifyBar:
+        self._bar.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:

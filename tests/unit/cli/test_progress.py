@@ -57,6 +57,7 @@ def drawn(terminal: io.StringIO) -> str:
 
 def test_the_bar_is_there_before_anything_is_done(terminal: io.StringIO, clock: list[float]) -> None:
     with bar.ProgressBar(quiet=False) as shown:
+        assert "Looking at files" in drawn(terminal)
         shown.begin("Reading libraries", 4_000)
         assert "Reading libraries" in (first := drawn(terminal)) and "0%" in first
         clock[0] += 1

@@ -33,6 +33,7 @@ class ProgressBar(Progress):
         self._done = self._total = 0
 
     def __enter__(self) -> ProgressBar:
+        self.begin("Looking at files", 0)  # which takes seconds where the machine is busy
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,7 +51,7 @@ class ProgressBar(Progress):
         self._began = self._told = time.monotonic()
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(what, total=total)
+        self._task = self._progress.add_task(what, total=total or None)
         self._progress.start()
         self._progress.refresh()
 
