@@ -212,8 +212,8 @@ def _print_leftovers(report: TailorReport) -> None:
         )
     if zeroed := sum(library.zeroed for result in results for library in result.changed):
         out().print(
-            f"Another {human_bytes(zeroed)} of removed code stays in the files as zeros: wheels compress them away, and "
-            "disks do not store whole blocks of them.",
+            f"Another {human_bytes(zeroed)} of removed code stays in the files as zeros: wheels compress them away, "
+            "and disks do not store whole blocks of them.",
             markup=False,
         )
 

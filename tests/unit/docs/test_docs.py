@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import COMMANDS
 from torchtailor.core import version
+from torchtailor.core.format import human_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -27,6 +30,18 @@ def gendocs() -> ModuleType:
     sys.modules["gendocs"] = module
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_picture_and_the_text_of_the_readme_agree() -> None:
+    """The picture is drawn from this report (tools/screenshot.py), the table was measured elsewhere."""
+    report = json.loads((ROOT / "docs/results/h200/verify-tailored.json").read_text())
+    before, after = report["facts"]["stock"]["size"], report["facts"]["size"]
+    said = f"{human_bytes(before)} of libraries became {human_bytes(after)}."
+    assert f"The picture is of torch 2.11.0 as it was installed on an H200: {said}" in README.replace("\n", " ")
+    measured = (ROOT / "docs/docker.md").read_text()
+    for stock in re.findall(r"^\| stock \|(.*)$", README, re.MULTILINE):
+        numbers = re.findall(r"([\d.]+) GB", stock)
+        assert f"| stock | {' | '.join(numbers)} |" in measured
 
 
 def test_generated_parts_agree_with_the_catalog(gendocs: ModuleType) -> None:
