@@ -93,4 +93,5 @@ class CpuName(Strict, frozen=True, kw_only=True):
 
 def clean_cpu_name(name: str) -> str:
     """`Intel(R) Core(TM) i9-12900K CPU @ 3.2GHz` -> `intel core i9-12900k`."""
-    return " ".join(_NOISE.sub(" ", name).lower().split())
+    text = " ".join(_NOISE.sub(" ", name).lower().split())
+    return re.sub(r"\b(i[3579]) (?=\d{4,5})", r"\1-", text)  # i7 6700k

@@ -175,7 +175,11 @@ def words(name: str) -> Words:
     text = re.sub(r"\(?\brev\.? ?\w+\)?", " ", name.lower())
     text = re.sub(r"\bmax-q\b", "maxq", re.sub(r"\bpci-?e\b", "pcie", text))
     text = re.sub(r"(?<=\d) (?=gb\b)", "", text)
-    text = re.sub(r"(?<=\d)(?=(?:ti|super)\b)|(?<=[rg]tx)(?=a?\d)|(?<=\bgt)(?=\d)", " ", text)
+    text = re.sub(
+        r"(?<=\d)(?=(?:ti|super)\b)|(?<=\b[45]090)(?=d\b)|(?<=[rg]tx[45]090)(?=d\b)|(?<=[rg]tx)(?=a?\d)|(?<=\bgt)(?=\d)",
+        " ",
+        text,
+    )
     vocabulary = _chip_file().words
     found = [word for word in re.findall(r"[a-z0-9]+", text) if word not in vocabulary.ignored]
     return tuple(word for word in found if not _board_word().fullmatch(word))

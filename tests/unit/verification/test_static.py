@@ -548,6 +548,19 @@ class TestFiles:
         check = line(prove(tmp_path), "ELF: libbad.so")
         assert "both writable and executable" in check.reason
 
+    def test_an_executable_stack_that_stock_has_too_is_named_as_its_own(self, tmp_path: Path) -> None:
+        data = bytearray((HOST / "x86_64" / "startup_base.so").read_bytes())
+        flags = data.index((0x6474E551).to_bytes(4, "little")) + 4  # of the segment GNU_STACK
+        for folder, bits in (("cut", 7), ("stock", 7), ("sound", 6)):
+            data[flags] = bits
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "libstack.so").write_bytes(data)
+        alone = line(prove(tmp_path / "cut"), "ELF: libstack.so")
+        assert alone.failed and "executable stack" in alone.reason
+        check = line(prove(tmp_path / "cut", against=tmp_path / "stock"), "ELF: libstack.so")
+        assert check.outcome is CheckOutcome.PASS and "stock's own" in check.reason
+        assert line(prove(tmp_path / "cut", against=tmp_path / "sound"), "ELF: libstack.so").failed
+
     def test_a_damaged_library_in_a_folder(self, tmp_path: Path) -> None:
         shutil.copy(HOST / "x86_64" / "startup_base.so", tmp_path / "good.so")
         (tmp_path / "bad.so").write_bytes((HOST / "x86_64" / "startup_base.so").read_bytes()[:300])

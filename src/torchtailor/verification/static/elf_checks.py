@@ -6,7 +6,7 @@ import os
 import platform
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torchtailor.trees.wheels.distribution import required_packages
 from torchtailor.trees.wheels.name import WheelName
 from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.cuts import dropped_files
-from torchtailor.verification.static.elf_facts import ElfFacts
+from torchtailor.verification.static.elf_facts import EXECUTABLE_STACK, ElfFacts
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.workload.hook import HOOK_NAME
@@ -28,20 +28,26 @@ _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 _SHOWN = 4
 
 
-def elf_checks(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
-    """All lines about the files as the loader sees them."""
-    yield from _health(libraries)
+def elf_checks(
+    artifact: Artifact, libraries: Sequence[LibraryFacts], stocks: Sequence[LibraryFacts] = ()
+) -> Iterator[Check]:
+    """All lines about the files as the loader sees them; what stock's library of the same name has too is named so."""
+    yield from _health(libraries, {facts.name: facts.elf for facts in stocks if facts.elf})
     yield _needed(artifact, libraries)
     yield from _glibc(artifact, libraries)
 
 
-def _health(libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
+def _health(libraries: Sequence[LibraryFacts], stocks: Mapping[str, ElfFacts]) -> Iterator[Check]:
     sound = 0
     for facts in libraries:
         problems = [facts.problem] if facts.problem else list(facts.elf.problems) if facts.elf else []
         if facts.foreign:
             continue
-        if problems:
+        stock = stocks.get(facts.name)
+        if problems == [EXECUTABLE_STACK] and stock and EXECUTABLE_STACK in stock.problems:
+            reason = f"{EXECUTABLE_STACK}; that is stock's own, its library of this name asks for the same"
+            yield Check.of(Level.STATIC, f"ELF: {facts.file.short_name}", True, reason, library=facts.name)
+        elif problems:
             yield Check.of(
                 Level.STATIC, f"ELF: {facts.file.short_name}", False, "; ".join(problems), library=facts.name
             )

@@ -18,6 +18,7 @@ _NEED = struct.Struct("<HHIII")
 _AUX = struct.Struct("<IHHII")
 _MAX_NAME = 4096
 _GLIBC = re.compile(r"GLIBC_(\d+\.\d+(?:\.\d+)?)")
+EXECUTABLE_STACK = "it asks for an executable stack, which glibc 2.41 refuses"
 _RELR_VERSION, _RELR_GLIBC = "GLIBC_ABI_DT_RELR", Dotted("2.36")  # of packed relocations
 
 
@@ -106,6 +107,6 @@ def _problems(elf: ElfFile) -> Iterator[str]:
         if segment.alignment > 1 and segment.offset % segment.alignment != segment.address % segment.alignment:
             yield f"the segment at {segment.address:#x} cannot be mapped: offset and address do not agree"
     if any(s.type == SegmentType.GNU_STACK and s.flags & _EXECUTE for s in elf.segments):
-        yield "it asks for an executable stack, which glibc 2.41 refuses"
+        yield EXECUTABLE_STACK
     if elf.dynamic and not any(s.type == SegmentType.DYNAMIC for s in elf.segments):
         yield "its dynamic table is outside all segments"

@@ -59,7 +59,7 @@ def verify_static(
         *pack_checks(artifact, libraries, catalog),
         *(_coverage(artifact, compared, reports, libraries, expected) if stock else ()),
         *host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version),
-        *elf_checks(artifact, libraries),
+        *elf_checks(artifact, libraries, stock_libraries),
         *package_checks(artifact, libraries, expected),
     ]
     facts = artifact_facts(artifact, libraries, expected, stock, stock_libraries)
