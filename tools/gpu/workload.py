@@ -7,6 +7,7 @@ pages, which needs stock and record; pages_run, pages_load, pages_suite, which n
 late, which need stock, record and cut;
 graphs, eager, for what was made of cut and split; split, split_run, split_suite, split_nopack, which need stock (and
 split).
+PROGRAMS names the programs to record, and TREES the trees to make, where not all are wanted.
 Each takes less than four minutes; traces and results of the op suite stay in WORK, so that later steps find them.
 """
 
@@ -132,7 +133,7 @@ def arch() -> None:
 
 
 def record() -> None:
-    for name in NAMES:
+    for name in os.environ.get("PROGRAMS", " ".join(NAMES)).split():
         began = time.monotonic()
         done = torchtailor(
             "record",

@@ -103,6 +103,13 @@ def test_what_is_in_no_pack_is_missing_as_ever(site: Path) -> None:
     assert "No module named 'demo.nothing'" in done.stderr and "torchtailor" not in done.stderr
 
 
+def test_a_python_that_cannot_read_packs_misses_modules_as_ever(site: Path) -> None:
+    """Names in a zip are of the encoding cp437, which a Python that was cut to a program may lack."""
+    moved(site)
+    done = run(site, "sys.modules['encodings.cp437'] = None\ntry: import nothing\nexcept ImportError: print('missing')")
+    assert done.stdout == "missing\n" and "is not used: unknown encoding" in done.stderr
+
+
 def test_a_pack_may_lie_elsewhere_and_a_damaged_one_is_named(site: Path, tmp_path: Path) -> None:
     moved(site)
     (pack,) = site.glob("torchtailor-packs/demo/python-*.zip")
