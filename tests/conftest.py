@@ -11,8 +11,10 @@ import io
 import itertools
 import os
 import signal
+import sqlite3
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +109,17 @@ def homes(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # what tests start hundreds of times is compiled once
         patch.setenv("UV_CACHE_DIR", str(downloads / "uv"))
         patch.setenv("PIP_CACHE_DIR", str(downloads / "pip"))
+        patch.setattr(os, "fsync", lambda _: None)  # what is lost without power no test can see, but all would wait
+        patch.setattr(sqlite3, "connect", partial(_connect, sqlite3.connect))
         move_into(next(places), patch)
         link_settings()
         yield places
+
+
+def _connect(real: Callable[..., sqlite3.Connection], *arguments: Any, **more: Any) -> sqlite3.Connection:
+    connection = real(*arguments, **more)
+    connection.execute("PRAGMA synchronous = OFF")
+    return connection
 
 
 @pytest.fixture(scope="session")

@@ -77,8 +77,6 @@ def _everything(translator: Translator) -> str:
     while todo := [item for item in translator.needed if item not in codes]:
         for item in todo:
             codes[item] = _code(translator, item)
-    for item in codes:  # methods whose names were used only later
-        codes[item] = _code(translator, item)
     lines = []
     for module in translator.sources.in_import_order({item.module for item in codes}):
         order = list(translator.sources.module(module).definitions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from torchtailor.site.compiler.classes import ClassInfo
 
@@ -41,7 +42,13 @@ def parameter_names(node: ast.FunctionDef) -> tuple[str, ...]:
 def own_nodes(body: Sequence[ast.stmt]) -> Iterable[ast.AST]:
     """The nodes of a function's own scope: not those of functions in it, nor the variables of comprehensions."""
     for node in body:
-        yield from _own(node)
+        yield from _own_of(node)
+
+
+@cache
+def _own_of(node: ast.stmt) -> tuple[ast.AST, ...]:
+    """Kept: a program is translated several times until it knows all names."""
+    return tuple(_own(node))
 
 
 def _own(node: ast.AST) -> Iterable[ast.AST]:
