@@ -121,7 +121,9 @@ class GpuMatch:
 
     def under(self, driver: Dotted, gpus: Mapping[Capability, Gpu]) -> GpuMatch:
         """The same where the driver is known: readings that it does not support are ruled out."""
-        left = [gpus[one.capability] for one in self.readings if _supports(driver, gpus.get(one.capability))]
+        left = [
+            gpus[reading.capability] for reading in self.readings if _supports(driver, gpus.get(reading.capability))
+        ]
         if len(self.readings) < 2 or not 0 < len(left) < len(self.readings):
             return self
         return replace(self, gpu=left[0], decided=f"driver {driver} supports {left[0].capability} alone")

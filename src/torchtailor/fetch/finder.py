@@ -111,7 +111,7 @@ class Finder:
 
     def _ranked_indexes(self) -> tuple[IndexLocation, ...]:
         """The indexes that are configured, in their order."""
-        return tuple(one for one in self.settings.indexes if one not in self.settings.own)
+        return tuple(index for index in self.settings.indexes if index not in self.settings.own)
 
     def _left_out(self, name: NormalizedName) -> frozenset[IndexLocation]:
         """The indexes behind the first that has the package: a newer version there may be anybody's."""

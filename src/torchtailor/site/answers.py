@@ -176,7 +176,7 @@ def _flake(catalog: Catalog, recipe: Pick, system: str) -> str:
 
 
 def _first(picks: list[Pick], method: str, *, gpu: bool) -> Pick | None:
-    return next((one for one in picks if one.method == method and (one.gpu is not None) == gpu), None)
+    return next((pick for pick in picks if pick.method == method and (pick.gpu is not None) == gpu), None)
 
 
 def _index(catalog: Catalog, best: Pick, arch: str) -> str:

@@ -47,12 +47,12 @@ def form_choices(catalog: Catalog) -> dict[str, Any]:
         "products": products(catalog),
         "cpus": cpus(catalog),
         "drivers": [
-            _option(str(one.newest), f"R{one.branch}" + (f", CUDA {one.cuda}" if one.cuda else ""))
-            for one in sorted(catalog.drivers.values(), key=lambda one: one.branch, reverse=True)
+            _option(str(driver.newest), f"R{driver.branch}" + (f", CUDA {driver.cuda}" if driver.cuda else ""))
+            for driver in sorted(catalog.drivers.values(), key=lambda one: one.branch, reverse=True)
         ],
         "pythons": [_option("", f"any ({DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
         "releases": [_option("", "newest"), *(_option(one.name, str(one.version)) for one in releases)],
-        "methods": [_option("", "any"), *(_option(one.name, one.phrase) for one in catalog.methods.values())],
+        "methods": [_option("", "any"), *(_option(method.name, method.phrase) for method in catalog.methods.values())],
         "workloads": [_option(one.value, label) for one, label in _WORKLOADS.items()],
         "managers": [_option(key, label) for key, label in _MANAGERS.items()],
         "systems": [_option(one.key, one.label) for one in SYSTEMS],

@@ -38,7 +38,7 @@ class PublishedVariant:
 
 def front_page(variants: Sequence[PublishedVariant], targets: Sequence[str]) -> bytes:
     """The page; targets that say nothing about themselves are linked."""
-    known = {one.target for one in variants}
+    known = {variant.target for variant in variants}
     others = [target for target in sorted(targets) if target not in known]
     links = "".join(f'<li><a href="{_href(target)}/">{escape(target)}</a></li>' for target in others)
     whole = Template(_asset("published.html")).substitute(

@@ -139,7 +139,9 @@ class TailorReport:
             seconds=round(self.seconds, 3),
             **plain(self.options.document),
             inputs=[result.document for result in self.results],
-            failures=[FailedInput(one.source, one.error.message, one.error.hint) for one in self.failures],
+            failures=[
+                FailedInput(failure.source, failure.error.message, failure.error.hint) for failure in self.failures
+            ],
         )
 
 
@@ -328,10 +330,10 @@ def _as_it_was(result: TailorResult) -> TailorResult:
     if not (result.useless_for_target and result.changed):
         return result
     libraries = [
-        replace(one.not_cut(LibraryStatus.NOTHING_FOR_TARGET), moved={}, moved_digest="", could_strip=0)
-        if one.has_gpu_code
-        else one.not_cut(LibraryStatus.NO_GPU_CODE)
-        for one in result.libraries
+        replace(library.not_cut(LibraryStatus.NOTHING_FOR_TARGET), moved={}, moved_digest="", could_strip=0)
+        if library.has_gpu_code
+        else library.not_cut(LibraryStatus.NO_GPU_CODE)
+        for library in result.libraries
     ]
     return replace(result, libraries=tuple(libraries), size_after=result.size_before)
 

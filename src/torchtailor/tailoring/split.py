@@ -52,7 +52,7 @@ def choice_distribution(distribution: str) -> str:
 
 def pack_version(distribution: WheelDistribution, libraries: Iterable[LibraryResult], earlier: str = "") -> str:
     """The version of the packs: that of the wheel, with a hash of what was moved."""
-    rows = sorted(f"{one.path} {one.moved_digest}\n" for one in libraries if one.moved_digest)
+    rows = sorted(f"{library.path} {library.moved_digest}\n" for library in libraries if library.moved_digest)
     digest = hashlib.sha256("".join(rows).encode()).hexdigest()[:_DIGITS]
     stock = distribution.metadata.version
     return labelled_version(stock, f"p{digest}", stock_local=distribution.stock_local, earlier_label=earlier)
@@ -60,7 +60,7 @@ def pack_version(distribution: WheelDistribution, libraries: Iterable[LibraryRes
 
 def served_gpus(options: Cut, libraries: Iterable[LibraryResult]) -> list[Capability]:
     """The known GPUs that can use some of what was moved."""
-    labels = {label for one in libraries if one.moved_digest for label in one.moved}
+    labels = {label for library in libraries if library.moved_digest for label in library.moved}
     codes = [code for label in sorted(labels) if (code := _code(label))]
     return sorted(gpu for gpu in options.policy.rules.gpus if any(options.policy.fits(gpu, code) for code in codes))
 
@@ -89,7 +89,7 @@ def host_metadata(
 
 def split_note(distribution: str, version: str, libraries: Iterable[LibraryResult]) -> bytes:
     """What the hook reads where no pack is found: the distribution and its version, and the libraries it is for."""
-    names = sorted(Path(one.path).name for one in libraries if one.moved_digest)
+    names = sorted(Path(library.path).name for library in libraries if library.moved_digest)
     return "".join(f"{line}\n" for line in (canonicalize_name(distribution), version, *names)).encode()
 
 
@@ -172,13 +172,13 @@ def _manifest(
         "output": {"kind": "packs", "name": filename, "version": version},
         "libraries": [
             {
-                "path": one.path,
-                "status": one.status.value,
-                "pack": {"name": one.pack, "size": one.pack_size, "sha256": one.pack_sha256},
-                "packed": plain(one.packed),
+                "path": library.path,
+                "status": library.status.value,
+                "pack": {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256},
+                "packed": plain(library.packed),
             }
-            for one in sorted(libraries, key=lambda one: one.path)
-            if one.moved_digest
+            for library in sorted(libraries, key=lambda one: one.path)
+            if library.moved_digest
         ],
     }
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()

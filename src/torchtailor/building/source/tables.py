@@ -182,7 +182,7 @@ class Tables:
         """Every switch and cache variable that a table sets."""
         settings = [row.switches for row in self.profiles.values()] + [row.switches for row in self.blas]
         settings += [settings for rule in self.rules for settings in (rule.switches, rule.cache)]
-        return tuple(sorted({name for one in settings for name in one}))
+        return tuple(sorted({name for setting in settings for name in setting}))
 
     def profile(self, name: str) -> Profile:
         if name not in self.profiles:

@@ -159,7 +159,9 @@ def split_beside(plan: WheelPlan, variant: VariantPlan, wheel: PlannedWheel) -> 
     if wheel.name != "torch" or not plan.options.cut.split or cut_of(plan, variant, wheel) is None:
         return ()
     others = sorted((one for one in variant.wheels if one.name.startswith("nvidia-")), key=lambda one: one.name)
-    return tuple(SplitWheel(one.name, one.file.key, one.file.filename) for one in others if cut_of(plan, variant, one))
+    return tuple(
+        SplitWheel(other.name, other.file.key, other.file.filename) for other in others if cut_of(plan, variant, other)
+    )
 
 
 def _prove_seconds(variant: VariantPlan) -> float:

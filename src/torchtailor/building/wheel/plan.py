@@ -345,7 +345,7 @@ class Planner:
         """The problem with the newest release, and what else was looked for."""
         if choice.variant.gpu is not None or self._options.without_gpu:
             return first
-        older = [str(one.release.version) for one in choice.fallbacks]
+        older = [str(fallback.release.version) for fallback in choice.fallbacks]
         releases = f", nor any build of PyTorch {', '.join(dict.fromkeys(older))}" if older else ""
         message = f"{first.message} There is no CUDA build either, to remove the GPU code from{releases}."
         return (NetworkError if isinstance(first, NetworkError) else NoMatchError)(message, first.hint)

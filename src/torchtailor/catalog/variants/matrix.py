@@ -143,8 +143,8 @@ class Matrix:
                 found.setdefault((id(variant.build), variant.isa.name), {})[variant.gpu.capability] = variant
         for each in found.values():
             if len(each) == len(capabilities):
-                first, *others = (each[one] for one in capabilities)
-                yield replace(first, also=tuple(one.gpu for one in others if one.gpu))
+                first, *others = (each[capability] for capability in capabilities)
+                yield replace(first, also=tuple(other.gpu for other in others if other.gpu))
 
     def _is_offered(self, variant: Variant, via: str | None) -> bool:
         if via is None:

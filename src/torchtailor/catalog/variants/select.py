@@ -195,7 +195,7 @@ def _nothing(
     before: list[str] = []
     for what, text_of, patterns in steps:
         there = list(dict.fromkeys(text_of(variant) for variant in left))
-        left = [variant for variant in left if any(fnmatchcase(text_of(variant), one) for one in patterns)]
+        left = [variant for variant in left if any(fnmatchcase(text_of(variant), pattern) for pattern in patterns)]
         if not left:
             of = f" of {', '.join(before)}" if before else ""
             near = difflib.get_close_matches(patterns[0], there, n=_MOST_LISTED, cutoff=0.0)

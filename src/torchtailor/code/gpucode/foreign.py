@@ -84,7 +84,7 @@ class _Bundle:
 
 def foreign_code(elf: ElfFile) -> tuple[ImageGroup, ...]:
     """The code for GPUs of other makers in a library for Linux."""
-    ranges = (_Range(one.name, one.offset, one.size) for one in elf.sections if one.in_file)
+    ranges = (_Range(section.name, section.offset, section.size) for section in elf.sections if section.in_file)
     return _in_sections(elf.source, ranges)
 
 
@@ -95,7 +95,7 @@ def holds_foreign_code(section: str) -> bool:
 
 def foreign_platform(elf: ElfFile) -> str:
     """The platform of another maker that a library for Linux has code for, by its sections; empty for none."""
-    names = [one.name for one in elf.sections if one.in_file and one.size]
+    names = [section.name for section in elf.sections if section.in_file and section.size]
     if any(name.startswith(_HIP_SECTIONS) for name in names):
         return GpuMaker.HIP.value
     return GpuMaker.SYCL.value if any(name.startswith(_SYCL_SECTIONS) for name in names) else ""
@@ -147,7 +147,7 @@ def pe_sections(source: ByteSource) -> list[_Range] | None:
 
 
 def _in_sections(source: ByteSource, sections: Iterable[_Range]) -> tuple[ImageGroup, ...]:
-    return merge_groups(group for one in sections for group in _in_section(source, one))
+    return merge_groups(group for section in sections for group in _in_section(source, section))
 
 
 def _in_section(source: ByteSource, section: _Range) -> Iterator[ImageGroup]:

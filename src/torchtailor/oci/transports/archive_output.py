@@ -52,7 +52,7 @@ class _TarWriter:
     def add(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
         if self._broken:
             raise EnvironmentProblem("The archive in the pipe broke off in the middle of a file.", "Run it again.")
-        for folder in [str(one) for one in reversed(Path(name).parents)][1:]:
+        for folder in [str(parent) for parent in reversed(Path(name).parents)][1:]:
             if folder not in self.names:
                 self._file.write(_header(folder, 0, tarfile.DIRTYPE))
                 self.names.add(folder)

@@ -380,7 +380,7 @@ class OciFolderDestination:
         """The index with the image in the place of that of the same name (or of the one without a name)."""
         around, entries = self._old_index()
         name = self._reference.ref
-        attached = [msgspec.json.encode(one.row) for one in self._referrers]
+        attached = [msgspec.json.encode(referrer.row) for referrer in self._referrers]
         kept = [
             bytes(entry)
             for entry in entries

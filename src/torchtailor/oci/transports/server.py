@@ -211,8 +211,15 @@ class RegistryServer:
         return target
 
     def _log_in(self) -> None:
-        bearer = next((one for one in self._challenges if one.scheme == "bearer" and one.values.get("realm")), None)
-        basic = any(one.scheme == "basic" for one in self._challenges)
+        bearer = next(
+            (
+                challenge
+                for challenge in self._challenges
+                if challenge.scheme == "bearer" and challenge.values.get("realm")
+            ),
+            None,
+        )
+        basic = any(challenge.scheme == "basic" for challenge in self._challenges)
         login = find_login(self.image)
         if bearer:
             self._authorization = f"Bearer {self._token(bearer.values, login)}"
@@ -246,7 +253,7 @@ class RegistryServer:
             else:
                 own = basic_login(login.user.encode(), login.password.encode()) if login else ""
                 sent = {"Authorization": own} if own else {}
-                query = urlencode([one for one in fields if one[1]])
+                query = urlencode([field for field in fields if field[1]])
                 opened = self._send("GET", f"{realm}{'&' if '?' in realm else '?'}{query}", sent, None)
             with opened as response:
                 if response.status in {401, 403} and login:

@@ -82,7 +82,7 @@ def _everything(translator: Translator) -> str:
         order = list(translator.sources.module(module).definitions)
         lines += [
             codes[item]
-            for item in sorted((one for one in codes if one.module == module), key=lambda one: order.index(one.name))
+            for item in sorted((code for code in codes if code.module == module), key=lambda one: order.index(one.name))
         ]
     return "\n".join(lines)
 

@@ -61,11 +61,11 @@ class Calls(Expressions):
         value = self.operand(function.value, scope)
         name = RENAMED.get(function.attr, function.attr)
         if names and function.attr in ("format", "split", "splitlines"):
-            shown = [self._item(one, scope) for one in node.args]
+            shown = [self._item(arg, scope) for arg in node.args]
             rows = ", ".join(f"{key}: {self.expression(one, scope)}" for key, one in names.items())
             return f"{value}.{name}({', '.join([*shown, f'$kw({{{rows}}})'])})"
         if not names:
-            shown = [self._argument(one, scope, consumes=function.attr == "join") for one in node.args]
+            shown = [self._argument(arg, scope, consumes=function.attr == "join") for arg in node.args]
             return f"{value}.{name}({', '.join(shown)})"
         return f"{value}.{name}({self._arguments(node, node.args, names, self._method_parameters(node, name), scope)})"
 
@@ -133,7 +133,7 @@ class Calls(Expressions):
         if owner is None or node.keywords:
             raise self._cannot(node, "this use of super()")
         base = self.need(owner.base) if isinstance(owner.base, Definition) else owner.base
-        shown = ", ".join(["self", *(self._item(one, scope) for one in node.args)])
+        shown = ", ".join(["self", *(self._item(arg, scope) for arg in node.args)])
         return f"{base}.prototype.{function.attr}.call({shown})"
 
 

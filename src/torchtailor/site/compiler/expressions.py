@@ -37,7 +37,7 @@ class Expressions(Lookup, ABC):
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 if any(isinstance(one, ast.Starred) for one in parts[:-1]):
                     raise self._cannot(target, "a starred target that is not the last")
-                return f"[{', '.join(self._target(one, scope) for one in parts)}]"
+                return f"[{', '.join(self._target(part, scope) for part in parts)}]"
             case ast.Starred(value=value):
                 return f"...{self._target(value, scope)}"
         raise self._cannot(target, "this target")
@@ -47,7 +47,7 @@ class Expressions(Lookup, ABC):
         match node:
             case ast.BoolOp(op=op, values=values):
                 sign = " && " if isinstance(op, ast.And) else " || "
-                return f"({sign.join(self.condition(one, scope) for one in values)})"
+                return f"({sign.join(self.condition(value, scope) for value in values)})"
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return f"!{self.condition(operand, scope)}"
             case ast.Compare():
@@ -80,9 +80,9 @@ class Expressions(Lookup, ABC):
             case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
                 return f"$at({self.operand(value, scope)}, {self.operand(key, scope)})"
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return f"[{', '.join(self._item(one, scope) for one in parts)}]"
+                return f"[{', '.join(self._item(part, scope) for part in parts)}]"
             case ast.Set(elts=parts):
-                return f"$b.set([{', '.join(self._item(one, scope) for one in parts)}])"
+                return f"$b.set([{', '.join(self._item(part, scope) for part in parts)}])"
             case ast.Dict(keys=keys, values=values):
                 return self._dict(keys, values, scope)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -101,7 +101,7 @@ class Expressions(Lookup, ABC):
                 yes, no = self.expression(body, scope), self.expression(orelse, scope)
                 return f"({self.condition(test, scope)} ? {yes} : {no})"
             case ast.Lambda(args=arguments, body=body):
-                names = [one.arg for one in arguments.args]
+                names = [arg.arg for arg in arguments.args]
                 inner = scope.inner(names)
                 return f"(({', '.join(map(safe_name, names))}) => ({self.expression(body, inner)}))"
             case ast.NamedExpr(target=ast.Name(id=name), value=value):

@@ -75,7 +75,7 @@ def archspec_targets() -> dict[str, list[Any]]:
         rows[target.name] = [
             target.vendor,
             [parent.name for parent in target.parents],
-            [one.name for one in target.ancestors],
+            [ancestor.name for ancestor in target.ancestors],
             sorted(set(target.features) - inherited if kept else target.features),
             int(kept),
             target.cpu_part,

@@ -147,11 +147,11 @@ def _controllers(catalog: Catalog, lines: Sequence[str], notes: list[str]) -> li
         for line in lines
         if (match := _CONTROLLER.search(line) or _HARDWARE.match(line))
     ]
-    own = [one for one in devices if "NVIDIA" in one or "10de:" in one or _BRACKETS.match(one)]
+    own = [device for device in devices if "NVIDIA" in device or "10de:" in device or _BRACKETS.match(device)]
     names = [name for one in own if (name := _device_name(catalog, one, notes))]
     if names or own or not devices:
         return names
-    return [next((one for one in devices if _other_vendor(catalog, one)), "none")]
+    return [next((device for device in devices if _other_vendor(catalog, device)), "none")]
 
 
 def _device_name(catalog: Catalog, device: str, notes: list[str]) -> str:
@@ -164,7 +164,9 @@ def _device_name(catalog: Catalog, device: str, notes: list[str]) -> str:
         candidates = [brackets[2], brackets[0]]
     if number and (known := pci_gpu(number[1])):
         candidates = [known.name]
-    best = next((one for one in candidates if capability and _capability(catalog, one) == capability), None)
+    best = next(
+        (candidate for candidate in candidates if capability and _capability(catalog, candidate) == capability), None
+    )
     return best or _known(catalog, line, notes)
 
 

@@ -88,7 +88,7 @@ def _by_cuda(catalog: Catalog, lines: Sequence[str], notes: list[str]) -> str | 
         return None
     number = int(old[1])
     cuda = Dotted(f"{number // 1000}.{number % 1000 // 10}")
-    branches = [one for one in catalog.drivers.values() if one.cuda is not None and one.cuda == cuda]
+    branches = [driver for driver in catalog.drivers.values() if driver.cuda is not None and driver.cuda == cuda]
     if not branches:
         return None
     newest = str(branches[-1].newest)

@@ -215,7 +215,7 @@ class _OneImage:
         """Whether a layer certainly stays as it is, whatever later layers hold."""
         if self.options.squash_shadowed or self.tailoring.drop_unopened or self.tailoring.targets.none:
             return False
-        if any(one.file.layer == number for one in self.survey.candidates.values()):
+        if any(candidate.file.layer == number for candidate in self.survey.candidates.values()):
             return False
         texts = [text for text in self.survey.records if text.file.layer == number]
         if texts and Packages(self.survey).lists_library(texts):

@@ -169,7 +169,7 @@ class _NamedImages:
             return self._image(root, platform)
         index = read_index(root, self._source.name)
         chosen = chosen_image(index, platform, self._source.name)
-        only = [one for one in index.manifests if not is_attestation(one)]
+        only = [manifest for manifest in index.manifests if not is_attestation(manifest)]
         if not only:
             raise no_image(self._source.name, "attestations of how one was built")
         if chosen is None and not self._target.takes_index:
@@ -253,9 +253,11 @@ def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descrip
     """The image of an index for a platform; None where none was asked for."""
     if platform is None:
         return None
-    found = next((one for one in index.manifests if fits_platform(one.platform, platform)), None)
+    found = next((manifest for manifest in index.manifests if fits_platform(manifest.platform, platform)), None)
     if found is None:
-        names = ", ".join(str(one.platform) for one in index.manifests if one.platform and not is_attestation(one))
+        names = ", ".join(
+            str(manifest.platform) for manifest in index.manifests if manifest.platform and not is_attestation(manifest)
+        )
         raise NoMatchError(f"{where} has no image for {platform}.", f"It has {names}.")
     return found
 

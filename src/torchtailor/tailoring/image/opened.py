@@ -84,15 +84,15 @@ def _one_image(source: ImageSource, platform: str | None) -> Document:
     if not is_index(document):
         return document
     index = read_index(document, source.name)
-    images = [one for one in index.manifests if not is_attestation(one)]
+    images = [manifest for manifest in index.manifests if not is_attestation(manifest)]
     if not images:
         raise no_image(source.name, "attestations of how one was built")
     own = f"linux/{ARCHITECTURES.get(host_platform.machine(), host_platform.machine())}"
-    if platform is None and any(str(one.platform).startswith(own) for one in images):
+    if platform is None and any(str(image.platform).startswith(own) for image in images):
         platform = own
     chosen = chosen_image(index, platform, source.name) or (images[0] if len(images) == 1 else None)
     if chosen is None:
-        names = ", ".join(str(one.platform) for one in images)
+        names = ", ".join(str(image.platform) for image in images)
         raise BadInputError(f"{source.name} has images for {names}.", "Choose one with --platform.")
     return source.document(chosen)
 

@@ -85,7 +85,7 @@ class ImageResult:
 
     @property
     def changed(self) -> tuple[ImageLibrary, ...]:
-        return tuple(one for one in self.libraries if one.result.status.changed)
+        return tuple(library for library in self.libraries if library.result.status.changed)
 
     @property
     def differs(self) -> bool:
@@ -115,12 +115,12 @@ class ImageResult:
     @property
     def could_save(self) -> int:
         """What --nvidia would save."""
-        return sum(one.result.could_save for one in self.libraries)
+        return sum(library.result.could_save for library in self.libraries)
 
     @property
     def useless_for_target(self) -> bool:
         """Whether there is GPU code, and none of it runs on the target."""
-        with_code = [one.result for one in self.libraries if one.result.has_gpu_code]
+        with_code = [library.result for library in self.libraries if library.result.has_gpu_code]
         return bool(with_code) and all(one.status is LibraryStatus.NOTHING_FOR_TARGET for one in with_code)
 
 

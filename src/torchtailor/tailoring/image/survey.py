@@ -224,7 +224,7 @@ class ImageSurvey:
         self._scanned.add_layer(UnpackedLayer(pieces, size, where), diff_id, where)
 
     def of_layer(self, number: int) -> list[FoundLibrary]:
-        return [one for one in self.candidates.values() if one.file.layer == number]
+        return [candidate for candidate in self.candidates.values() if candidate.file.layer == number]
 
     def names(self) -> dict[Content, list[LayerFile]]:
         """All names of the bytes of candidates."""

@@ -163,12 +163,14 @@ class Bundler:
                 if answer.wheel
                 else PlatformTag((name.platform,))
             )
-            owners = {one.name: find_owner(Path(one.path)) for one in answer.libraries}
+            owners = {library.name: find_owner(Path(library.path)) for library in answer.libraries}
             made = Path(answer.wheel) if answer.wheel else wheel
             target = out / str(replace(name, platform=str(tag)))
             with WheelArchive(wheel) as stock, WheelArchive(made) as archive:
                 audited = WheelDistribution.of(archive)
-                left = dict(self._check(audited, frozenset(answer.system), {one.soname for one in answer.libraries}))
+                left = dict(
+                    self._check(audited, frozenset(answer.system), {library.soname for library in answer.libraries})
+                )
                 _write(stock, audited, target, tag, owners, staging)
             libraries = tuple(self._libraries(answer, owners, target))
         return Bundle(target, str(tag), libraries, left, tuple(_warnings(answer, owners, tag)))
