@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     "restore": Command("restore", "Undo a cut in place, or print how to reinstall.", _CUT),
     "record": Command("record", "Run a program and note which GPU code and files it uses.", _PROGRAM),
     "trace": Command("trace", "Show and merge what was recorded.", _PROGRAM),
+    "packs": Command("packs", "Fetch the packs of an image that was cut to a program.", _PROGRAM, rare=True),
     "run": Command("launch", "Start a program that loads the GPU code it lacks from packs.", _PROGRAM),
     "install": Command("install", "Build if needed, and install into an environment.", _BUILD),
     "build": Command("build", "Make an installable set of wheels for a variant.", _BUILD),

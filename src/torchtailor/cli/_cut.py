@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.result import TailorResult
 
 SMALLER = "To save more"
-_WORKLOAD = "For one program"
+WORKLOAD = "For one program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ OPTIONS = (
     CutOption("split", bool, "Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
               panel=SMALLER),
     CutOption("workload", list[Path], "Keep what the program of this trace uses, move the rest to packs; may be "
-              "repeated.", panel=_WORKLOAD, metavar="TRACE"),
-    CutOption("margin", str, "What else stays: exact (nothing), library (all of used ones).", panel=_WORKLOAD),
-    CutOption("pack", Path, "Put the packs there; programs need TORCHTAILOR_PACK.", panel=_WORKLOAD,
+              "repeated.", panel=WORKLOAD, metavar="TRACE"),
+    CutOption("margin", str, "What else stays: exact (nothing), library (all of used ones).", panel=WORKLOAD),
+    CutOption("pack", Path, "Put the packs there; programs need TORCHTAILOR_PACK.", panel=WORKLOAD,
               metavar="FOLDER", choice="packs"),
-    CutOption("no_pack", bool, "Make none: what the trace does not name no longer runs.", panel=_WORKLOAD),
+    CutOption("no_pack", bool, "Make none: what the trace does not name no longer runs.", panel=WORKLOAD),
     CutOption("host_pages", str, "Which pages of libraries that the program did not touch go to packs: code (default), "
-              "all (read-only data too), keep.", panel=_WORKLOAD, metavar="WHICH"),
+              "all (read-only data too), keep.", panel=WORKLOAD, metavar="WHICH"),
     CutOption("gap", int, "Keep fewer untouched bytes than these between touched ones; 16384 where none is given.",
-              panel=_WORKLOAD, metavar="BYTES", range=(0, 1 << 30)),
-    CutOption("debuggable", bool, "Keep unwind tables, which debuggers read from the file.", panel=_WORKLOAD),
+              panel=WORKLOAD, metavar="BYTES", range=(0, 1 << 30)),
+    CutOption("debuggable", bool, "Keep unwind tables, which debuggers read from the file.", panel=WORKLOAD),
     CutOption("pack_compress", str, "Store the pages in packs as zstd; none is the default, and quicker.",
-              panel=_WORKLOAD, metavar="HOW"),
-    CutOption("drop_unopened", bool, "Leave out large files that the program never opened.", panel=_WORKLOAD),
+              panel=WORKLOAD, metavar="HOW"),
+    CutOption("drop_unopened", bool, "Leave out large files that the program never opened.", panel=WORKLOAD),
 )  # fmt: skip
 
 _VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."

@@ -27,6 +27,14 @@ class Packing(StrEnum):
     NONE = "none"
 
 
+class ColdPlace(StrEnum):
+    """Where the packs of an image go."""
+
+    LAYER = "layer"
+    ARTIFACT = "artifact"
+    NONE = "none"
+
+
 @_cut.takes_cut("image")
 def command(
     source: Annotated[
@@ -48,6 +56,13 @@ def command(
             rich_help_panel=_cut.SMALLER,
         ),
     ] = False,
+    cold: Annotated[
+        ColdPlace | None,
+        typer.Option(
+            help="Where packs go: a last layer (default), an artifact that refers to the image, none.",
+            rich_help_panel=_cut.WORKLOAD,
+        ),
+    ] = None,
     compress: Annotated[
         Packing | None,
         typer.Option(help="Compression of changed layers; default: as they were.", rich_help_panel=_cut.SMALLER),
@@ -93,9 +108,14 @@ def command(
     from torchtailor.oci.reference import parse_reference
     from torchtailor.tailoring.choices import cut_for
     from torchtailor.tailoring.image.cut_image import cut_image
-    from torchtailor.tailoring.image.options import ImageOptions
+    from torchtailor.tailoring.image.options import Cold, ImageOptions
 
-    chosen = cut_for(cut.given.get("gpu", ()), **cut.choices, dry_run=dry_run, processes=jobs)
+    choices = cut.choices
+    if cold:
+        if not cut.given.keys() & {"workload"} or cut.given.keys() & {"pack", "no_pack"}:
+            raise UsageError("--cold is for --workload, without --pack and --no-pack.", "Leave one of them out.")
+        choices |= {"no_pack": cold is ColdPlace.NONE}
+    chosen = cut_for(cut.given.get("gpu", ()), **choices, dry_run=dry_run, processes=jobs)
     _cut.say_elsewhere_chosen(cut, chosen)
     to_pipe = parse_reference(destination).is_pipe and not dry_run
     if to_pipe and json:
@@ -106,7 +126,8 @@ def command(
     if report:
         check_output(report)
     packing = LayerCompression(compress.value) if compress else None
-    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia, attest)
+    place = Cold.ARTIFACT if cold is ColdPlace.ARTIFACT else Cold.LAYER
+    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia, attest, place)
     with ProgressBar(quiet=json) as bar:
         images = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:

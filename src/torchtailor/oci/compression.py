@@ -210,6 +210,10 @@ class LayerWriter:
         self._diff.update(data)
         self._packer.add(data)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._unpacked
+
     def finish(self) -> WrittenLayer:
         self._packer.finish()
         self._file.flush()

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -171,11 +172,14 @@ class ImageConfig:
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def updated(self, diff_ids: Sequence[str], line: str, labels: Mapping[str, str]) -> bytes:
-        """The configuration of the cut image: its layers, one line more of history, and labels."""
+        """The configuration of the cut image: its layers, of which the last may be new, one line more of history, and
+        labels."""
         history = self._history() or [{} for _ in self.diff_ids]
         times = [row["created"] for row in history if isinstance(row.get("created"), str)]
         created = times[-1:] or ([self.data["created"]] if isinstance(self.data.get("created"), str) else [])
-        entry = {**({"created": created[0]} if created else {}), "created_by": line, "empty_layer": True}
+        entry = {**({"created": created[0]} if created else {}), "created_by": line}
+        if len(diff_ids) == len(self.diff_ids):
+            entry["empty_layer"] = True
         settings = self.data.get("config")
         settings = settings if isinstance(settings, dict) else {}
         rootfs = {**self.data["rootfs"], "diff_ids": list(diff_ids)}
@@ -197,13 +201,14 @@ def new_manifest(
     *,
     wants_oci: bool,
 ) -> Document:
-    """The manifest of the cut image; one of Docker's becomes one of OCI's where the place or a layer needs that.
+    """The manifest of the cut image, which may have a layer more; one of Docker's becomes one of OCI's where the place
+    or a layer needs that.
 
     An annotation without a text removes what the stock image says there.
     """
     zstd = any(layer.compression is LayerCompression.ZSTD for layer in layers)
     docker = manifest.is_docker and not zstd and not wants_oci
-    rows = [_layer_row(raw, layer, docker=docker) for raw, layer in zip(manifest.data["layers"], layers, strict=True)]
+    rows = [_layer_row(raw, layer, docker=docker) for raw, layer in zip_longest(manifest.data["layers"], layers)]
     data = {
         **manifest.data,
         "config": {**manifest.data["config"], "digest": config.digest, "size": config.size},
@@ -218,7 +223,8 @@ def new_manifest(
     return made if docker else to_oci(made)
 
 
-def _layer_row(raw: Mapping[str, Any], layer: NewLayer, *, docker: bool) -> dict[str, Any]:
+def _layer_row(raw: Mapping[str, Any] | None, layer: NewLayer, *, docker: bool) -> dict[str, Any]:
+    raw = raw or {}
     if layer.compression is None:
         return dict(raw)
     row = {key: value for key, value in raw.items() if key not in ("urls", "data", "annotations")}

@@ -1,4 +1,4 @@
-"""Documents that refer to an image: signatures, provenance, lists of what is in it (OCI 1.1, `subject`).
+"""Documents that refer to an image: signatures, provenance, lists of what is in it, packs (OCI 1.1, `subject`).
 
 A registry that does not know the question lists them under a tag that is made of the image's digest.
 """
@@ -6,7 +6,7 @@ A registry that does not know the question lists them under a tag that is made o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -33,16 +33,24 @@ COSIGN_TAGS = (_COSIGN_SIGNATURE, ".att", ".sbom")
 
 
 @dataclass(frozen=True)
-class Statement:
-    """What is said of an image, as in-toto writes it."""
+class Attachment:
+    """What is to be attached to an image: blobs of one kind, those with bytes still to be stored."""
 
-    predicate_type: str
-    data: bytes
+    kind: str
+    layers: tuple[Descriptor, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    data: tuple[bytes, ...] = ()
+
+    @classmethod
+    def statement(cls, predicate_type: str, data: bytes) -> Attachment:
+        """What is said of an image, as in-toto writes it."""
+        about = {PREDICATE: predicate_type}
+        return cls(IN_TOTO, (Descriptor(IN_TOTO, digest_of(data), len(data), annotations=about),), about, (data,))
 
 
 @dataclass(frozen=True)
 class Referrer:
-    """A manifest that refers to an image, and the blobs that it names."""
+    """A manifest that refers to an image, and the blobs that it names and that have to be stored first."""
 
     subject: Descriptor
     document: Document
@@ -50,25 +58,24 @@ class Referrer:
     row: Mapping[str, Any]  # of an index that lists it
 
 
-def referrer_of(subject: Descriptor, statement: Statement) -> Referrer:
-    """The manifest that attaches a statement to an image."""
+def referrer_of(subject: Descriptor, attached: Attachment) -> Referrer:
+    """The manifest that attaches an artifact to an image."""
     config = Descriptor(_EMPTY_TYPE, digest_of(_EMPTY), len(_EMPTY))
-    kind = {PREDICATE: statement.predicate_type}
-    layer = Descriptor(IN_TOTO, digest_of(statement.data), len(statement.data))
+    about = {"annotations": dict(attached.annotations)} if attached.annotations else {}
     document = make_json_document(
         {
             "schemaVersion": 2,
             "mediaType": MediaType.OCI_MANIFEST.value,
-            "artifactType": IN_TOTO,
+            "artifactType": attached.kind,
             "config": _row(config),
-            "layers": [{**_row(layer), "annotations": kind}],
+            "layers": [{**_row(layer), "annotations": layer.annotations} for layer in attached.layers],
             "subject": _row(subject),
-            "annotations": kind,
+            **about,
         },
         MediaType.OCI_MANIFEST.value,
     )
-    row = {**_row(document.descriptor), "artifactType": IN_TOTO, "annotations": kind}
-    return Referrer(subject, document, ((config, _EMPTY), (layer, statement.data)), row)
+    row = {**_row(document.descriptor), "artifactType": attached.kind, **about}
+    return Referrer(subject, document, ((config, _EMPTY), *zip(attached.layers, attached.data, strict=False)), row)
 
 
 def _row(descriptor: Descriptor) -> dict[str, Any]:

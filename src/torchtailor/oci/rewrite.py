@@ -22,6 +22,7 @@ class NewMember:
     path: str
     content: Path | bytes | None = None
     size: int = 0
+    cold: bool = False  # it goes to the image's last layer
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,16 @@ class LayerChanges:
     def __bool__(self) -> bool:
         return bool(self.gone or self.replaced)
 
-    def write(self, tar: Iterator[bytes], writer: LayerWriter, where: str) -> WrittenLayer:
-        """Read the old layer, and write the new one."""
+    def write(self, tar: Iterator[bytes], writer: LayerWriter, where: str, cold: LayerWriter | None) -> WrittenLayer:
+        """Read the old layer, and write the new one; what is cold goes to another, to which all layers add."""
         reader = TarReader(tar, where)
         for member in reader:
             if member.number not in self.gone:
                 self._write_member(reader, member, writer)
             for new in self.added.get(member.number, ()):
-                writer.write(new_member(member, _spelled(new.path, member), new.size, folder=new.content is None))
-                _write_content(new.content or b"", new.size, writer)
+                to = cold if cold and new.cold else writer
+                to.write(new_member(member, _spelled(new.path, member), new.size, folder=new.content is None))
+                _write_content(new.content or b"", new.size, to)
         for piece in reader.trailer():
             writer.write(piece)
         return writer.finish()
@@ -70,7 +72,7 @@ class LayerChanges:
                 total -= old + _BLOCK
             elif (size := self.sizes.get(file.number)) is not None:
                 total += size + -size % _BLOCK - old
-        added = [new.size for several in self.added.values() for new in several]
+        added = [new.size for several in self.added.values() for new in several if not new.cold]
         return total + sum(_BLOCK + size + -size % _BLOCK for size in added)
 
 

@@ -1,16 +1,22 @@
-"""--workload for images: packs and the hook in the layer of their library, and files that were never opened."""
+"""--workload for images: the hook in the layer of its library, packs in the last or apart, files never opened."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
+from zstandard import ZstdCompressor
 
 from tests.unit.oci.builder import read_image, stock, tar_of
+from tests.unit.oci.transports.standin import StandIn, serve
 from tests.unit.tailoring.helpers import options
 from tests.unit.tailoring.test_left_out import module
 from tests.unit.tailoring.test_records import check, merged
@@ -18,11 +24,17 @@ from tests.unit.wheels.builder import METADATA, record_of
 from torchtailor.cli import main
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import BufferSource
-from torchtailor.core.errors import UsageError
+from torchtailor.core.errors import BadInputError, ExitCode, UsageError
+from torchtailor.core.progress import Progress
+from torchtailor.oci.descriptor import Descriptor, MediaType
+from torchtailor.oci.referrers import Attachment, Proofs, referrer_of
+from torchtailor.oci.transports.base import Document
 from torchtailor.surgery.cut import Cut
+from torchtailor.tailoring.image.attached import attached_packs, pull_packs
+from torchtailor.tailoring.image.cold import PACK, PACKS, PATH, SHA256, SIZE
 from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.opened import opened_image
-from torchtailor.tailoring.image.options import ImageOptions
+from torchtailor.tailoring.image.options import Cold, ImageOptions
 from torchtailor.tailoring.image.result import ImageReport
 from torchtailor.verification.static.packed import packs_of
 from torchtailor.workload.choice import TracedWorkload
@@ -90,21 +102,144 @@ def test_records_say_what_is_there(tmp_path: Path, image: str, unopened: bool, s
         assert "torch/_fast.py," in record
 
 
-def test_packs_are_in_the_layer_of_their_library(tmp_path: Path, image: str) -> None:
-    cut(image, tmp_path, chosen())
-    for number, tar in enumerate(read_image(tmp_path / "cut").tars):
-        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-            members = archive.getmembers()
+def test_the_hook_is_in_the_layer_of_its_library_and_packs_in_the_last(tmp_path: Path, image: str) -> None:
+    report = cut(image, tmp_path, chosen())
+    made = read_image(tmp_path / "cut")
+    assert [row.get("empty_layer") for row in made.config["history"]][-1] is None
+    assert len(made.config["rootfs"]["diff_ids"]) == len(report.images[0].layers) == 3
+    *tars, last = made.tars
+    folders = [f"{SITE}/torchtailor-packs", f"{SITE}/torchtailor-packs/torch"]
+    for number, tar in enumerate(tars):
+        members = members_of(tar)
         names = [member.name.removeprefix("./") for member in members]
-        assert len(set(names)) == len(names)
+        assert not [name for name in names if name.endswith(".ttpack")]
         library = names.index(f"{SITE}/{USED}")
-        folders = [f"{SITE}/torchtailor-packs", f"{SITE}/torchtailor-packs/torch"]
-        assert names[library + 1 : library + 3] == folders
-        for folder in folders:
-            made = members[names.index(folder)]
-            assert made.isdir() and made.mode == 0o755
+        assert names[library + 1 : library + 4] == [*folders, f"{folders[1]}/{HOOK_NAME}"]
         spelled = [member.name for member in members if "torchtailor-packs" in member.name]
         assert all(name.startswith("./") is (number == 1) for name in spelled)
+    cold = members_of(last)
+    names = [member.name.removeprefix("./") for member in cold]
+    assert len(set(names)) == len(names) and set(folders) < set(names)
+    assert all(member.isdir() and member.mode == 0o755 for member in cold if not member.isfile())
+    packs = {name for name in names if name.endswith(".ttpack")}
+    assert {one.result.pack for one in report.images[0].changed} == {Path(name).name for name in packs}
+
+
+def test_packs_as_an_artifact(tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "app.trace", TRACE)
+
+    def made(place: str) -> dict[str, bytes]:
+        words = ["image", image, f"oci:{place}:x", "--gpu", "9.0", "--workload", "app.trace", "--cold", place]
+        assert main(words) == 0
+        row = json.loads((tmp_path / place / "index.json").read_text())["manifests"][0]
+        return merged(read_image(tmp_path / place, row["digest"]).tars)
+
+    whole, hot = made("layer"), made("artifact")
+    away = {name: data for name, data in whole.items() if name.endswith(".ttpack")}
+    assert away and hot.keys() == made("none").keys() == whole.keys() - away.keys()
+    check(hot, f"{SITE}/")
+    assert ".ttpack" not in hot[f"{SITE}/torch-1.0.dist-info/RECORD"].decode()
+    assert main(["packs", "pull", "oci:artifact:x", "-o", "packs", "--dry-run"]) == 0
+    assert not (tmp_path / "packs").exists()
+    for _ in range(2):
+        assert main(["packs", "pull", "oci:artifact:x", "-o", "packs"]) == 0
+        pulled = {str(path.relative_to(tmp_path / "packs")): path.read_bytes() for path in files_of(tmp_path / "packs")}
+        assert pulled == {name.partition("torchtailor-packs/")[2]: data for name, data in away.items()}
+        next(iter(files_of(tmp_path / "packs"))).write_bytes(b"damaged")
+    assert main(["verify", "oci:artifact:x", "--against", image]) == 0  # with the packs that refer to it
+    assert main(["packs", "pull", "oci:none:x", "-o", "packs"]) == ExitCode.NO_MATCH
+
+
+def test_packs_in_a_registry(tmp_path: Path, image: str) -> None:
+    options = ImageOptions(chosen(), cold=Cold.ARTIFACT)
+    with serve(StandIn()) as registry:
+        name = f"docker://{registry.host}/app:1"
+        cut_image(image, name, options, insecure=True)
+        assert pull_packs(name, tmp_path / "packs", insecure=True).fetched
+    assert all(pack.read_bytes().startswith(b"TTPACK") for pack in files_of(tmp_path / "packs"))
+    with pytest.raises(UsageError, match="cannot hold what --cold artifact attaches"):
+        cut_image(image, f"docker-archive:{tmp_path}/x.tar", options)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {PATH: "../torchtailor-packs/x.ttpack"},
+        {PATH: "/a/torchtailor-packs/x.ttpack"},
+        {PATH: "a/torchtailor-packs/../../x.ttpack"},
+        {PATH: "a/torchtailor-packs/a/b/x.ttpack"},
+        {PATH: "a/torchtailor-packs/x.so"},
+        {PATH: "a/my-torchtailor-packs/x.ttpack"},
+        {PATH: "a/torchtailor-packs/.x.ttpack"},
+        {SHA256: "0" * 63},
+        {SHA256: "0" * 64},
+        {SIZE: "1"},
+        {SIZE: "-1"},
+        {SIZE: "9" * 15},
+        {SIZE: ""},
+    ],
+)
+def test_what_a_registry_may_say_of_packs(tmp_path: Path, about: dict[str, str]) -> None:
+    """Nothing is written outside of the folder, or that is not the pack which was listed."""
+    data = ZstdCompressor().compress(b"TTPACK" * 100)
+    true = {PATH: "usr/torchtailor-packs/x.ttpack", SHA256: hashlib.sha256(b"TTPACK" * 100).hexdigest(), SIZE: "600"}
+    image = Descriptor(MediaType.OCI_MANIFEST.value, f"sha256:{'1' * 64}", 1)
+    for said in (true, true | about):
+        blob = Descriptor(PACK, f"sha256:{hashlib.sha256(data).hexdigest()}", len(data), annotations=said)
+        attached = referrer_of(image, Attachment(PACKS, (blob,)))
+        source = OnePack(attached.row, attached.document, data)
+        place = tmp_path / "pack"
+        place.unlink(missing_ok=True)
+        if said is true:
+            (pack,) = attached_packs(source, image)
+            pack.fetch(source, place, Progress())
+            assert place.read_bytes() == b"TTPACK" * 100 and pack.name == "x.ttpack"
+            continue
+        with pytest.raises(BadInputError):
+            for pack in attached_packs(source, image):
+                pack.fetch(source, place, Progress())
+    assert {path.name for path in tmp_path.iterdir()} <= {"pack"}
+
+
+class OnePack:
+    """A place for images with one list of packs."""
+
+    name, is_remote = "registry.example/app:1", True
+
+    def __init__(self, row: Mapping[str, object], document: Document, data: bytes) -> None:
+        self._row, self._document, self._data = row, document, data
+
+    def referrers(self, _: Descriptor) -> tuple[Mapping[str, object], ...]:
+        return (self._row,)
+
+    def document(self, _: Descriptor) -> Document:
+        return self._document
+
+    @contextmanager
+    def blob(self, _: Descriptor) -> Iterator[Iterator[bytes]]:
+        yield iter((self._data,))
+
+    def root(self) -> Document:
+        raise NotImplementedError
+
+    def proofs(self, _: Descriptor) -> Proofs:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def members_of(tar: bytes) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        return archive.getmembers()
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def test_the_hook_is_for_the_processor_of_the_image(tmp_path: Path, image: str) -> None:

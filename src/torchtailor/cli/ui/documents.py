@@ -34,6 +34,7 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "tailor": ("`tailor --json`", "tailoring.inputs:TailorDocument"),
     "image": ("`image --json`", "tailoring.image.result:ImageDocument"),
     "trace": ("`record --json`, `trace show --json` and `trace merge --json`", "workload.trace:TraceDocument"),
+    "packs-pull": ("`packs pull --json`, also with `--dry-run`", "tailoring.image.attached:PulledPacks"),
     "drop-rules": ("`tailor --drop list --json`", "trees.artifact.drops:DropRules"),
     "restore": ("`restore --json`", "tailoring.restore:Restored"),
     "verify": ("`verify --json`", "verification.output:VerifyDocument"),

@@ -9,12 +9,12 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
@@ -213,6 +213,9 @@ class DockerArchiveSource:
             raise BadInputError(f"{self.name} lacks the blob {short(descriptor)}.", _AGAIN)
         with self._files.pieces(member) as pieces:
             yield checked(pieces, descriptor, self.name)
+
+    def referrers(self, descriptor: Descriptor) -> tuple[Mapping[str, Any], ...]:
+        return ()
 
     def proofs(self, descriptor: Descriptor) -> Proofs:
         return Proofs()

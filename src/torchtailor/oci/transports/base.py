@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torchtailor.oci.descriptor import Descriptor
 
@@ -42,6 +42,9 @@ class ImageSource(Protocol):
     def blob(self, descriptor: Descriptor) -> AbstractContextManager[Iterator[bytes]]:
         """The bytes of a blob in pieces of about 1 MiB. Resumes where a connection broke; the last piece is given only
         if size and digest are right, else it raises a TorchtailorError."""
+
+    def referrers(self, descriptor: Descriptor) -> tuple[Mapping[str, Any], ...]:
+        """The rows of an index of what refers to a manifest."""
 
     def proofs(self, descriptor: Descriptor) -> Proofs:
         """How many signatures and attestations refer to a manifest."""

@@ -133,17 +133,22 @@ class OciSource:
                     pass
         return path
 
-    def proofs(self, descriptor: Descriptor) -> Proofs:
-        tag, entries = tag_of(descriptor), self._entries()
-        names = {(entry.annotations or {}).get(REF_NAME, ""): entry for entry in entries}
+    def referrers(self, descriptor: Descriptor) -> tuple[Mapping[str, Any], ...]:
+        entries = self._entries()
+        listing = _by_name(entries).get(tag_of(descriptor))
         rows: list[Mapping[str, Any]] = []
         for entry in entries:
-            if entry is not names.get(tag) and entry.media_type != MediaType.OCI_MANIFEST.value:
+            if entry is not listing and entry.media_type != MediaType.OCI_MANIFEST.value:
                 continue
             with suppress(BadInputError):  # of another image: that is not what was asked for
                 document = self.document(entry)
                 row = row_if_of(descriptor, document)
-                rows += listed_in(document, self.name) if entry is names.get(tag) else [row] if row else []
+                rows += listed_in(document, self.name) if entry is listing else [row] if row else []
+        return tuple(rows)
+
+    def proofs(self, descriptor: Descriptor) -> Proofs:
+        tag, names = tag_of(descriptor), _by_name(self._entries())
+        rows = self.referrers(descriptor)
         return Proofs.of(rows) + Proofs.of_tags(end for end in COSIGN_TAGS if tag + end in names)
 
     def __enter__(self) -> Self:
@@ -394,6 +399,10 @@ def _check_folders(blob: Path) -> None:
     for folder in (blob.parents[1], blob.parent):
         if os.path.lexists(folder) and not is_own_folder(folder, may_link=True):
             raise BadInputError(f"{folder} is not a folder, or a link of another user.", "Give another place.")
+
+
+def _by_name(entries: Sequence[Descriptor]) -> dict[str, Descriptor]:
+    return {(entry.annotations or {}).get(REF_NAME, ""): entry for entry in entries}
 
 
 def _is_referrer(entry: msgspec.Raw) -> bool:

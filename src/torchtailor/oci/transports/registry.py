@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urljoin
 
 from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, TorchtailorError, UsageError
@@ -92,13 +92,15 @@ class RegistrySource:
         finally:
             pieces.close()
 
-    def proofs(self, descriptor: Descriptor) -> Proofs:
+    def referrers(self, descriptor: Descriptor) -> tuple[Mapping[str, Any], ...]:
         listed = self._server.call("GET", self._server.address(f"referrers/{descriptor.digest}"), accept=_ANY)
         if listed.status != 200:
             listed = self._tagged(tag_of(descriptor))
-        rows = listed_in(_index_of(listed), self.name) if listed.status == 200 else ()
+        return listed_in(_index_of(listed), self.name) if listed.status == 200 else ()
+
+    def proofs(self, descriptor: Descriptor) -> Proofs:
         tags = [end for end in COSIGN_TAGS if self._tagged(tag_of(descriptor) + end, "HEAD").status == 200]
-        return Proofs.of(rows) + Proofs.of_tags(tags)
+        return Proofs.of(self.referrers(descriptor)) + Proofs.of_tags(tags)
 
     def _tagged(self, tag: str, method: str = "GET") -> Answer:
         return _listed(self._server, tag, method)

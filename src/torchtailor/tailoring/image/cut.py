@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -27,15 +27,17 @@ from torchtailor.oci.imagespec import (
     new_manifest,
     read_manifest,
 )
-from torchtailor.oci.referrers import Statement
+from torchtailor.oci.referrers import Attachment
 from torchtailor.oci.rewrite import LayerChanges, NewMember
+from torchtailor.oci.tarstream import BLOCK
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.tailoring.image.cold import PackedPack, attachment_of
 from torchtailor.tailoring.image.libraries import ImageLibraries
-from torchtailor.tailoring.image.options import ImageOptions
+from torchtailor.tailoring.image.options import Cold, ImageOptions
 from torchtailor.tailoring.image.packages import Packages
 from torchtailor.tailoring.image.provenance import bill_of, provenance_of
 from torchtailor.tailoring.image.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
@@ -46,6 +48,7 @@ from torchtailor.tailoring.tree import NewFile, left_out_of
 from torchtailor.tailoring.without_gpu import WithoutGpu
 from torchtailor.trees.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
 from torchtailor.trees.artifact.sites import installed_path
+from torchtailor.workload.pack import PACK_SUFFIX
 
 ANNOTATION_VERSION = "torchtailor.core.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
@@ -65,7 +68,7 @@ class CutImage:
 
     document: Document
     result: ImageResult
-    attested: Callable[[Descriptor], tuple[Statement, ...]] = lambda _: ()  # what is said of it, once it has a digest
+    attached: Callable[[Descriptor], tuple[Attachment, ...]] = lambda _: ()  # what refers to it, once it has a digest
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,12 @@ class ImageCutter:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def send_file(self, blob: Descriptor, path: Path) -> None:
+        """Put a new blob into the destination; its file goes."""
+        if self.destination and not self.destination.has(blob):
+            self.destination.put_file(blob, path)
+        path.unlink(missing_ok=True)
+
     def send(self, blob: Descriptor, stored: Path | None = None) -> None:
         """Put an unchanged blob into the destination, at the least cost; what was stored of it goes."""
         if self.destination:
@@ -115,6 +124,9 @@ class _OneImage:
     spooled: dict[str, Path] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
     cuts: dict[int, dict[FoundLibrary, Path]] = field(default_factory=dict)  # by layer
+    cold: LayerWriter | None = None  # the last layer, with all packs
+    cold_paths: set[str] = field(default_factory=set)  # what it has
+    packs: dict[str, Descriptor] = field(default_factory=dict)  # of the artifact, in its place, by path
 
     @property
     def options(self) -> ImageOptions:
@@ -145,7 +157,16 @@ class _OneImage:
         self._read_layers()
         self._check_licence()
         self._check_glibc()
-        written = [self._layer(number) for number in range(len(self.manifest.layers))]
+        with ExitStack() as stack:
+            if self.options.packs_to is Cold.LAYER and not self.tailoring.dry_run:
+                packing = self.options.compression or self.survey.layers[-1].compression
+                writer = LayerWriter(self.folder / "cold", packing, self.tailoring.workers)
+                self.cold = stack.enter_context(writer)
+            written = [self._layer(number) for number in range(len(self.manifest.layers))]
+            if self.cold and not self.cold.is_empty:
+                self.cold.write(bytes(2 * BLOCK))
+                written.append(last := self.cold.finish())
+                self._send_written(last)
         result = self._result(written)
         if result.useless_for_target:
             before = self.config.labels.get(ANNOTATION_GPUS)
@@ -162,14 +183,15 @@ class _OneImage:
         document = self._new_documents(written)
         if not self.tailoring.dry_run:
             result = replace(result, digest_after=document.descriptor.digest)
-        return CutImage(document, result, lambda cut: self._attested(cut, result))
+        return CutImage(document, result, lambda cut: tuple(self._attached(cut, result)))
 
-    def _attested(self, cut: Descriptor, result: ImageResult) -> tuple[Statement, ...]:
+    def _attached(self, cut: Descriptor, result: ImageResult) -> Iterator[Attachment]:
         name, stock = self.cutter.goal, self.manifest.document.descriptor
-        return (
-            provenance_of(name, cut, self.cutter.base, stock, result, self.options),
-            bill_of(name, cut, self.packages, result, self.paths_left_out),
-        )
+        if self.packs:
+            yield attachment_of([self.packs[path] for path in sorted(self.packs)])
+        if self.options.attest:
+            yield provenance_of(name, cut, self.cutter.base, stock, result, self.options)
+            yield bill_of(name, cut, self.packages, result, self.paths_left_out)
 
     # The first reading
 
@@ -241,6 +263,7 @@ class _OneImage:
             self.options.cut.strip,
             self._counted_pieces,
             self.cutter.progress,
+            self.options.packs_to is Cold.ARTIFACT,
         )
 
     @cached_property
@@ -362,6 +385,7 @@ class _OneImage:
             return _Estimate(changes.unpacked_after(self.survey.layers[number].unpacked_size, own))
         written = self._write(number, changes)
         self._send_written(written)
+        self._send_packs()
         for path in cut.values():
             shutil.rmtree(path.parent)
         if stored := self.spooled.pop(layer.digest, None):
@@ -374,10 +398,12 @@ class _OneImage:
         written: set[str] = set()
         for library in sorted(cut, key=lambda library: library.file.number):
             for file in self.libraries.added.get(library.content, ()):
-                folders = folders_of_packs(file.path)
-                new = [NewMember(path) for path in folders] + [NewMember(file.path, file.content, file.state.size)]
-                added.setdefault(library.file.number, []).extend(one for one in new if one.path not in written)
-                written.update(one.path for one in new)
+                cold = file.path.endswith(PACK_SUFFIX)
+                known = self.cold_paths if cold else written
+                new = [NewMember(path, cold=cold) for path in folders_of_packs(file.path)]
+                new.append(NewMember(file.path, file.content, file.state.size, cold))
+                added.setdefault(library.file.number, []).extend(one for one in new if one.path not in known)
+                known.update(one.path for one in new)
         for path, stand_in in self.standing_in.items():
             if (there := self.survey.view.at(path)) and there.layer == number:
                 added[there.number] = [NewMember(stand_in.path, stand_in.content, stand_in.state.size)]
@@ -416,15 +442,20 @@ class _OneImage:
             closing(ahead(UnpackedLayer(pieces, layer.size, self.where))) as unpacked,
             LayerWriter(self.folder / f"new-{number}", packing, self.tailoring.workers) as writer,
         ):
-            return changes.write(unpacked, writer, self.where)
+            return changes.write(unpacked, writer, self.where, self.cold)
+
+    def _send_packs(self) -> None:
+        """Store the packs of the artifact; of two layers with the same library, once."""
+        while self.libraries.apart:
+            file = self.libraries.apart.pop()
+            if file.path not in self.packs:
+                packed = PackedPack.of(file, self.folder / "pack", self.tailoring.workers)
+                self.cutter.send_file(packed.descriptor, packed.path)
+                self.packs[file.path] = packed.descriptor
 
     def _send_written(self, written: WrittenLayer) -> None:
-        if to := self.cutter.destination:
-            kind = layer_type(written.compression, docker=self.manifest.is_docker)
-            descriptor = Descriptor(kind, written.digest, written.size)
-            if not to.has(descriptor):
-                to.put_file(descriptor, written.path)
-        written.path.unlink(missing_ok=True)
+        kind = layer_type(written.compression, docker=self.manifest.is_docker)
+        self.cutter.send_file(Descriptor(kind, written.digest, written.size), written.path)
 
     # The new image
 
@@ -491,6 +522,8 @@ class _OneImage:
             elif new is not None:
                 row = replace(row, digest_after=None, size_after=None, unpacked_after=new.unpacked_size)
             rows.append(row)
+        if len(written) > len(rows) and isinstance(last := written[-1], WrittenLayer):
+            rows.append(LayerResult.of_packs(len(written), last, self.options.line()))
         chosen = (*default_rules(), *self.tailoring.drop)
         others = [name for name in drop_rules() if name not in chosen]
         droppable: dict[str, tuple[int, int]] = {}

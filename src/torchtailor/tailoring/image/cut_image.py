@@ -36,7 +36,7 @@ from torchtailor.oci.transports.base import Document, ImageDestination, ImageSou
 from torchtailor.oci.transports.choose import open_destination, open_source
 from torchtailor.oci.transports.layout import OciFolderSource
 from torchtailor.tailoring.image.cut import ImageCutter
-from torchtailor.tailoring.image.options import ImageOptions
+from torchtailor.tailoring.image.options import Cold, ImageOptions
 from torchtailor.tailoring.image.result import ImageReport, ImageResult
 
 _DEEPEST = 3  # indexes in indexes
@@ -70,9 +70,10 @@ def cut_image(
         origin, goal = parse_reference(source), parse_reference(destination)
         image = stack.enter_context(open_source(origin, insecure=insecure, received=_received(progress)))
         target = open_destination(goal, insecure=insecure)  # a dry run is refused where the real one would be
-        if options.attest and not target.takes_referrers:
+        asked = "--attest" if options.attest else "--cold artifact" if options.cold is Cold.ARTIFACT else ""
+        if asked and not target.takes_referrers:
             raise UsageError(
-                f"{target.name} cannot hold what --attest attaches.", "Write to a registry, an oci: or an oci-archive:."
+                f"{target.name} cannot hold what {asked} attaches.", "Write to a registry, an oci: or an oci-archive:."
             )
         if _replaces(goal, origin, image, insecure=insecure):
             raise UsageError(
@@ -199,9 +200,9 @@ class _NamedImages:
         if cut.result.differs:
             self.proofs += self._source.proofs(document.descriptor)
         new = self.fitting(cut.document)
-        if self._destination and self._cutter.options.attest:
-            for statement in cut.attested(new.descriptor):
-                self._destination.attach(referrer_of(new.descriptor, statement))
+        if self._destination:
+            for attached in cut.attached(new.descriptor):
+                self._destination.attach(referrer_of(new.descriptor, attached))
         return new
 
     def _index(self, index: ImageIndex, depth: int) -> Document:

@@ -20,6 +20,7 @@ from torchtailor.tailoring.image.packages import Packages
 from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, store
 from torchtailor.tailoring.libraries import LibraryJob
 from torchtailor.tailoring.tree import NewFile, StripRule, is_refused
+from torchtailor.workload.pack import PACK_SUFFIX
 
 _BATCH = 2 << 30  # bytes of libraries that are unpacked at once
 
@@ -46,8 +47,10 @@ class ImageLibraries:
     strip: bool | None  # as it was asked for; the options have a default in its place
     packed: PackedPieces  # the bytes of a layer by its number, counted
     progress: Progress
+    packs_apart: bool  # whether packs go to an artifact
     results: dict[Content, LibraryResult] = field(default_factory=dict)
     added: dict[Content, list[NewFile]] = field(default_factory=dict)  # what comes with those that changed
+    apart: list[NewFile] = field(default_factory=list)  # their packs, which the image does not get
 
     @cached_property
     def names(self) -> dict[Content, list[LayerFile]]:
@@ -93,7 +96,10 @@ class ImageLibraries:
                 if result.status.changed:
                     changed[job.candidate] = job.target
                     if not self.options.dry_run:
-                        self.added[job.candidate.content] = job.added(self.packages, result)
+                        new = job.added(self.packages, result)
+                        apart = [file for file in new if self.packs_apart and file.path.endswith(PACK_SUFFIX)]
+                        self.added[job.candidate.content] = [file for file in new if file not in apart]
+                        self.apart += apart
 
     def _batches(self, number: int, wanted: Sequence[FoundLibrary]) -> Iterator[list[tuple[FoundLibrary, Path]]]:
         if kept := [(one, one.kept) for one in wanted if one.kept]:

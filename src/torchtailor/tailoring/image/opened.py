@@ -42,6 +42,7 @@ from torchtailor.oci.manifests import is_index
 from torchtailor.oci.tarstream import TarReader
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.choose import open_source
+from torchtailor.tailoring.image.attached import attached_packs
 from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
 from torchtailor.tailoring.image.cut_image import chosen_image, no_image
 from torchtailor.tailoring.image.survey import LayerScan, counted_pieces, store
@@ -71,14 +72,19 @@ def opened_image(
         source = stack.enter_context(open_source(name, insecure=insecure))
         with disk_errors(place, unchanged="Set TMPDIR to a folder on a disk with more room."):
             folder = stack.enter_context(staging_folder(place))
-            manifest = read_manifest(_one_image(source, platform), source.name)
+            image = one_image(source, platform)
+            manifest = read_manifest(image, source.name)
             config = ImageConfig.read(source, manifest)
             root = _Unpacking(source, manifest, config, folder, progress).run()
+            for pack in attached_packs(source, image.descriptor):
+                place = root / pack.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                pack.fetch(source, place, progress)
         gpus = tuple(filter(None, config.label(ANNOTATION_GPUS).split(",")))
         yield Artifact(root, ArtifactKind.IMAGE, label=source.name, made_for=gpus)
 
 
-def _one_image(source: ImageSource, platform: str | None) -> Document:
+def one_image(source: ImageSource, platform: str | None) -> Document:
     """The image for a platform: the one that was asked for, this machine's, or the only one."""
     document = source.root()
     if not is_index(document):

@@ -15,7 +15,7 @@ from torchtailor.core.format import printable
 from torchtailor.core.version import __version__
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.filesystem import LayerFile
-from torchtailor.oci.referrers import Statement
+from torchtailor.oci.referrers import Attachment
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.image.packages import Packages
@@ -31,7 +31,7 @@ _BUILD_TYPE = "pkg:pypi/torchtailor#image"
 
 def provenance_of(
     name: str, cut: Descriptor, source: str, stock: Descriptor, result: ImageResult, options: ImageOptions
-) -> Statement:
+) -> Attachment:
     """From which image a cut one was made, with which options, and what was removed; `source` is its name in a
     registry, or empty."""
     named = {"name": source} if source else {}
@@ -71,7 +71,7 @@ def provenance_of(
     )
 
 
-def bill_of(name: str, cut: Descriptor, packages: Packages, result: ImageResult, gone: Iterable[str]) -> Statement:
+def bill_of(name: str, cut: Descriptor, packages: Packages, result: ImageResult, gone: Iterable[str]) -> Attachment:
     """The Python packages of a cut image, and the files that are not what their makers published."""
     changed = {one.result.path: one.result for one in result.changed if not one.shadowed}
     components = [*_python_packages(packages, changed, {*gone})]
@@ -98,14 +98,14 @@ def bill_of(name: str, cut: Descriptor, packages: Packages, result: ImageResult,
     )
 
 
-def _statement(name: str, cut: Descriptor, kind: str, predicate: Mapping[str, Any]) -> Statement:
+def _statement(name: str, cut: Descriptor, kind: str, predicate: Mapping[str, Any]) -> Attachment:
     whole = {
         "_type": _STATEMENT,
         "subject": [{"name": name, "digest": {cut.algorithm: cut.hex}}],
         "predicateType": kind,
         "predicate": predicate,
     }
-    return Statement(kind, json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
+    return Attachment.statement(kind, json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _python_packages(

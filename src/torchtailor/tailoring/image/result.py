@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
 from torchtailor.core.documents import Bytes, Seconds, document, plain
 from torchtailor.core.format import printable
+from torchtailor.oci.compression import WrittenLayer
 from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
@@ -37,6 +38,14 @@ class LayerResult:
     squashed: int = 0  # of these, what was dropped
     dropped: int = 0  # of files that rules leave out
     packing: str = ""
+
+    @classmethod
+    def of_packs(cls, number: int, written: WrittenLayer, made_by: str) -> LayerResult:
+        """The new last layer, with the packs."""
+        return cls(
+            number, "", 0, 0, 0, made_by, written.digest, written.size, written.unpacked_size,
+            packing=written.compression.value,
+        )  # fmt: skip
 
     @property
     def changed(self) -> bool:
@@ -160,7 +169,7 @@ class ImageLayer(Struct):
     created_by: Annotated[str, Meta(description="of the image's history")]
     packing: str = field(name="compression")
     files: int
-    digest_before: str
+    digest_before: Annotated[str, Meta(description="empty for a layer of packs, which is new")]
     digest_after: str | None
     size_before: Annotated[int, Meta(description="bytes, packed")]
     size_after: int | None
@@ -218,6 +227,7 @@ class ImageDocument(Struct):
     target: TargetDocument
     policy: PolicyDocument
     squash_shadowed: bool
+    cold: Annotated[str | None, Meta(description="of --cold; null where no packs are made")]
     compression: Annotated[str | None, Meta(description="of --compress")]
     source: str
     destination: str
