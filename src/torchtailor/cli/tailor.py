@@ -119,6 +119,8 @@ def _print(report: TailorReport) -> None:
         out().print(report.why_nothing, markup=False)
     if report.why_not_packed:
         out().print(report.why_not_packed, markup=False)
+    if report.why_not_paged:
+        out().print(report.why_not_paged, markup=False)
     if report.why_no_ptx:
         out().print(report.why_no_ptx, markup=False)
     for device in targets.devices:

@@ -213,7 +213,7 @@ def _tables(elf: ElfFile) -> _Tables:
     if elf.header.type is not FileType.SHARED or any(s.type == SegmentType.INTERP for s in elf.segments):
         raise NotPagedError("it is a program, not a library")
     tags = [entry.tag for entry in elf.dynamic]
-    if any("musl" in name for name in needed_libraries(elf)):
+    if any("musl" in name or name == "libc.so" for name in needed_libraries(elf)):  # glibc's is libc.so.6
         raise NotPagedError("it is for musl, and the hook for glibc")
     if _TEXTREL in tags or (elf.dynamic_value(_FLAGS) or 0) & _TEXTREL_FLAG:
         raise NotPagedError("its code is relocated")

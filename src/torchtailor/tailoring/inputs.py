@@ -24,7 +24,7 @@ from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatch
 from torchtailor.core.format import counted
 from torchtailor.core.processes import run_all, tidying_up
 from torchtailor.core.progress import Progress
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.choices import CHOICES, cut_for
@@ -114,6 +114,16 @@ class TailorReport:
             return "What --relr would save is not known before it is done: a dry run does not count it."
         reasons = [one.not_packed or _UNCHANGED.get(one.status) or one.reason or "unchanged" for one in libraries]
         return f"--relr packed nothing: {_by_reason(reasons)}."
+
+    @property
+    def why_not_paged(self) -> str:
+        """Why --host-pages had no effect, where it was asked for and had none: by the reason."""
+        libraries = [library for result in self.results for library in result.libraries]
+        unasked = self.options.host_pages in (None, HostPages.KEEP)
+        if unasked or not libraries or any(library.pages for library in libraries):
+            return ""
+        reasons = [one.not_paged or "not one page of it is in the trace" for one in libraries]
+        return f"--host-pages moved nothing: {_by_reason(reasons)}."
 
     @property
     def why_no_ptx(self) -> str:

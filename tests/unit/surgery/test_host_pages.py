@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.surgery.paged import FAR, FUNCTIONS, identity, paged_library, touched
+from torchtailor.cli import main
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.code.binary.source import open_source
@@ -32,6 +33,7 @@ from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.host_table import HostTable, host_table
 from torchtailor.workload.pack import PackPlace
+from torchtailor.workload.trace import write_trace
 
 pytestmark = pytest.mark.xdist_group("host pages")
 PLACE = "torchtailor-packs/far"
@@ -310,6 +312,21 @@ def test_a_library_of_which_nothing_was_recorded_keeps_its_pages(stock: Path, tm
     options = Cut(workload=TracedWorkload(every), host_pages=HostPages.ALL)
     result = tailor_library(stock, tmp_path / "x.so", options)
     assert result.status is LibraryStatus.NO_GPU_CODE and "touched" in result.not_paged
+
+
+@pytest.mark.parametrize("name", ["libc.musl-x86_64.so.1", "libc.so"])
+def test_a_library_for_musl_keeps_its_pages_and_a_sentence_says_why(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    command = [compiler, "-shared", f"-Wl,-soname,{name}", "-xc", "/dev/null", "-o", tmp_path / name]
+    subprocess.run(command, check=True)
+    library = paged_library(tmp_path / "libfar.so", flags=["-Wl,--no-as-needed", str(tmp_path / name)])
+    write_trace(tmp_path / "app.trace", touched(library))
+    words = ["--gpu", "9.0", "--workload", str(tmp_path / "app.trace"), "--host-pages", "all"]
+    assert main(["tailor", str(library), "-o", str(tmp_path / "out"), *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--host-pages moved nothing: 1 library: it is for musl, and the hook for glibc." in said
 
 
 def test_a_dry_run_says_what_it_would_leave(stock: Path, tmp_path: Path) -> None:
