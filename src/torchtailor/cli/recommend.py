@@ -84,7 +84,7 @@ def command(
         python=version,
         release=wanted,
         method=via,
-        into=str(into) if into else ".venv" if here and environment is None else None,
+        into=str(into) if into else ".venv" if environment is None else None,
         here=found_by_install,
         catalog=catalog,
     )

@@ -48,7 +48,7 @@ def test_recommend_from_a_file(described: Path, capsys: pytest.CaptureFixture[st
     assert main(["recommend", "--from", str(described)]) == 0
     shown = capsys.readouterr().out
     command, reason, *_ = shown.splitlines()
-    assert command == "torchtailor install pytorch214-python313-cuda12_6-sm90-avx512"
+    assert command == "torchtailor install pytorch214-python313-cuda12_6-sm90-avx512 --into .venv"
     assert reason.startswith("PyTorch 2.14.1 with CUDA 12.6 for Python 3.13, from the official wheel, cut to ")
     assert "Driver 580.65.06 or newer (595.71.05 for full support) enables PyTorch 2.15.0" in shown
     assert "Rejected:" not in shown and "Other variants that run:" not in shown and "Add --why" in shown
