@@ -77,7 +77,9 @@
         );
       library = ./.flox/torchtailor;
       version = builtins.head (
-        builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/core/version.py)
+        builtins.match ".*__version__ = \"([^\"]+)\".*" (
+          builtins.readFile ./src/torchtailor/core/version.py
+        )
       );
       toolFor =
         pkgs:

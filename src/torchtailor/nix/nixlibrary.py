@@ -41,7 +41,9 @@ def recipe_text(
         [
             *(f"# {line}" for line in (("", *story) if story else ())),
             "{",
-            "  pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },",
+            "  pkgs ? {",
+            "    stdenv.hostPlatform.system = builtins.currentSystem;",
+            "  },",
             "  nixpkgsSource ? builtins.fetchTarball {",
             f'    url = "{pin.url}";',
             f"    {hash_line}",

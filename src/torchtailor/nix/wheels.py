@@ -34,6 +34,7 @@ from torchtailor.nix.pins import Pins
 from torchtailor.nix.tree import LIBRARY, stamp
 
 TOOL = "torchtailor"
+_INDEXES = "Set another index as pip and uv have it: PIP_INDEX_URL, PIP_FIND_LINKS or UV_INDEX_STRATEGY."
 # Pure Python, or of no concern to torch's version: nixpkgs' own, as wheels.nix lists them.
 _FROM_NIXPKGS = frozenset(
     {
@@ -163,7 +164,7 @@ def render_wheels(
             continue
         texts[variant.name] = render_wheel(pins, variant, found, nvidia=nvidia, companions=companions)
     if not texts and problem:
-        raise problem
+        raise type(problem)(problem.message, _INDEXES)
     return texts, missing
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from torchtailor.catalog.variants.variant import Variant
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode, ImpossibleError
 from torchtailor.nix.blueprint import BlasChoice, Blueprint
+from torchtailor.nix.nixlibrary import library_files
 from torchtailor.nix.pins import Pins
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.render import render, render_all, spark_recipes
@@ -150,6 +153,39 @@ def test_layout_is_tidy(everything: Everything) -> None:
             assert "\n\n\n" not in text
             assert text.endswith("\n")
             assert not text.endswith("\n\n")
+
+
+@pytest.fixture(scope="module")
+def formatted(catalog: Catalog, pins: Pins, everything: Everything) -> Mapping[str, str]:
+    """What nixfmt would be run on: a recipe of each kind, the library, the stand-in, the flake."""
+    repository = LIBRARY.parents[3]
+    kept = (*LIBRARY.glob("*.nix"), *(LIBRARY.parent / "standin").glob("*.nix"), repository / "flake.nix")
+    return {
+        "gpu.nix": one(everything, "cuda-13_0", "sm90-avx512"),
+        "cpu.nix": one(everything, "main", "cpu-avx2"),
+        **{f"{name}.nix": text for name, text in spark_recipes(catalog, pins).items()},
+        "catalog.nix": library_files(catalog, pins)["torchtailor/catalog.nix"],
+        "tree.nix": (repository / ".flox" / "default.nix").read_text(),
+        **{f"{path.parent.name}-{path.name}": path.read_text() for path in kept},
+    }
+
+
+def test_layout_is_as_nixfmt_makes_it_as_far_as_plain_rules_tell(formatted: Mapping[str, str]) -> None:
+    """nixfmt itself is in no registry: code in 100 columns, and no set in one line as the default of an argument."""
+    assert len(formatted) > 15
+    for name, text in formatted.items():
+        lines = map(str.strip, text.splitlines())  # nixfmt does not count the indentation
+        wide = [line for line in lines if len(line) > 100 and not re.search(r"[\"#$]|''", line)]
+        assert not wide, (name, wide)
+        assert not re.search(r"^ *\w+ \? \{ (?!inherit)[^}]", text, re.MULTILINE), name
+
+
+@pytest.mark.skipif(shutil.which("nixfmt") is None, reason="needs nixfmt")
+def test_nixfmt_changes_nothing(formatted: Mapping[str, str], tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in formatted]
+    for path, text in zip(paths, formatted.values(), strict=True):
+        path.write_text(text)
+    subprocess.run(["nixfmt", "--check", *paths], check=True)
 
 
 @pytest.mark.parametrize("name", ["bin.nix", "wheels.nix"])

@@ -36,8 +36,8 @@ torch.overrideAttrs (
         postInstall = (oldAttrs.postInstall or "") + ''
           whole=$PWD/nvidia-libraries
           mkdir -p "$whole"
-          for package in $nvidiaLibraries; do
-            if [ -d "$package/lib" ]; then cp -nL "$package"/lib/*.so* "$whole"/ || true; fi
+          for library in $(find -L $nvidiaLibraries -maxdepth 2 -path '*/lib/*.so*' -type f); do
+            if [ ! -e "$whole/''${library##*/}" ]; then cp -L "$library" "$whole"; fi
           done
           chmod -R u+w "$whole"
           ${cut} "$whole" --nvidia --out "$out/${sitePackages}/torch/lib/nvidia"

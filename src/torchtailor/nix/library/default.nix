@@ -61,7 +61,8 @@ let
         cudaPackages = withCuda.${cuda}.cudaPackages.overrideScope (cfinal: cprev: components);
       };
   pythonOf =
-    nixpkgs: python: attributeOf nixpkgs "python${builtins.replaceStrings [ "." ] [ "" ] python}Packages";
+    nixpkgs: python:
+    attributeOf nixpkgs "python${builtins.replaceStrings [ "." ] [ "" ] python}Packages";
 
   tailored =
     row:
@@ -117,7 +118,11 @@ in
     row:
     let
       package = (tailored row).cudaPackages.${row.package};
-      version = if row.package == "cudatoolkit" then (packagesFor row).cudaPackages.cuda_nvcc.version else package.version;
+      version =
+        if row.package == "cudatoolkit" then
+          (packagesFor row).cudaPackages.cuda_nvcc.version
+        else
+          package.version;
     in
     if version == row.version then
       package
@@ -138,7 +143,8 @@ in
         name:
         let
           file = repository + "/.flox/pkgs/${name}.nix";
-          arguments = builtins.intersectAttrs (builtins.functionArgs (import file)) { inherit library; };
+          wanted = builtins.functionArgs (import file);
+          arguments = builtins.intersectAttrs wanted { inherit library; };
         in
         if builtins.pathExists file then
           withCuda.${cuda}.callPackage file arguments

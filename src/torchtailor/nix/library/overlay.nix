@@ -54,7 +54,9 @@ in
 (if tool == null then { } else { torchtailor = tool final; })
 // {
   # Applied by nixpkgs to each of its CUDA package sets.
-  _cuda = prev._cuda.extend (_: previous: { extensions = previous.extensions ++ [ tailored.extension ]; });
+  _cuda = prev._cuda.extend (
+    _: previous: { extensions = previous.extensions ++ [ tailored.extension ]; }
+  );
   magma = tailored.fixMagma prev.magma;
   pythonPackagesExtensions = (prev.pythonPackagesExtensions or [ ]) ++ [
     (pfinal: pprev: {

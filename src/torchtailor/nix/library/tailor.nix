@@ -22,7 +22,9 @@ let
   cuda = nixpkgs.cudaPackages.cudaMajorMinorVersion;
   cudaMajor = builtins.head (builtins.match "([0-9]+)[.].*" cuda);
   capability = lib.removeSuffix "a" (lib.removeSuffix "f" gpu);
-  compiledBy = lib.filter (toolkit: lib.elem capability catalog.toolkits.${toolkit}) (lib.attrNames catalog.toolkits);
+  compiledBy = lib.filter (toolkit: lib.elem capability catalog.toolkits.${toolkit}) (
+    lib.attrNames catalog.toolkits
+  );
   target =
     if gpu == null then
       null
@@ -30,7 +32,9 @@ let
       fail "gpu must be a compute capability in quotes, such as \"9.0\", and not a ${builtins.typeOf gpu}"
     else if builtins.match "[0-9]{1,2}[.][0-9][af]?" gpu == null then
       fail "gpu must be a compute capability such as 9.0, not ${gpu}"
-    else if gpu != capability && lib.versionOlder capability (if lib.hasSuffix "a" gpu then "9.0" else "10.0") then
+    else if
+      gpu != capability && lib.versionOlder capability (if lib.hasSuffix "a" gpu then "9.0" else "10.0")
+    then
       fail "compute capability ${capability} has no code of its own: ${gpu} does not exist"
     else if compiledBy == [ ] then
       fail "there is no GPU with compute capability ${gpu}"
@@ -116,7 +120,9 @@ let
   sourceOf =
     torch: version:
     let
-      found = lib.filter (source: source.version == version && source.on == torch.version) catalog.sources;
+      found = lib.filter (
+        source: source.version == version && source.on == torch.version
+      ) catalog.sources;
     in
     if version == null || version == torch.version then
       null
@@ -229,7 +235,9 @@ let
     }
     // {
       meta =
-        (oldAttrs.meta or { }) // lib.optionalAttrs (source != null) { inherit (source) changelog; } // meta;
+        (oldAttrs.meta or { })
+        // lib.optionalAttrs (source != null) { inherit (source) changelog; }
+        // meta;
     };
 in
 {
@@ -300,7 +308,8 @@ in
       }
       // describe args package source oldAttrs
       // {
-        env = (oldAttrs.env or { }) // lib.optionalAttrs (target != null) { TORCH_CUDA_ARCH_LIST = target; };
+        env =
+          (oldAttrs.env or { }) // lib.optionalAttrs (target != null) { TORCH_CUDA_ARCH_LIST = target; };
         preConfigure =
           (oldAttrs.preConfigure or "")
           + lib.optionalString (flags != [ ]) ''

@@ -50,7 +50,10 @@ let
 
   newEnough =
     name: least: other:
-    if lib.versionAtLeast (pythonPackages.${name}.version or "0") least then pythonPackages.${name} else other;
+    if lib.versionAtLeast (pythonPackages.${name}.version or "0") least then
+      pythonPackages.${name}
+    else
+      other;
 
   annotated-doc = newEnough "annotated-doc" "0.0.2" (wheel {
     pname = "annotated-doc";

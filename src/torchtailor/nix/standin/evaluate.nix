@@ -14,7 +14,9 @@ let
       found = builtins.match ".*/([0-9a-f]{7,40})[.](tar[.]gz|zip)" url;
       given = if found == null then "" else builtins.head found;
       length = builtins.stringLength given;
-      full = builtins.filter (rev: builtins.substring 0 length rev == given && rev != "") (builtins.attrNames known);
+      full = builtins.filter (rev: builtins.substring 0 length rev == given && rev != "") (
+        builtins.attrNames known
+      );
       rev = if given == "" || full == [ ] then "" else builtins.head full;
       own = builtins.elem url [
         "<nixpkgs>"
@@ -86,8 +88,17 @@ let
       exported = builtins.match ".*TORCH_CUDA_ARCH_LIST=\"([^\"]*)\".*" (
         builtins.replaceStrings [ "\n" ] [ " " ] (drv.preConfigure or "")
       );
-      arch = if exported == null && drv ? env.TORCH_CUDA_ARCH_LIST then [ drv.env.TORCH_CUDA_ARCH_LIST ] else exported;
-      text = name: if builtins.isString (drv.${name} or null) then builtins.unsafeDiscardStringContext drv.${name} else "";
+      arch =
+        if exported == null && drv ? env.TORCH_CUDA_ARCH_LIST then
+          [ drv.env.TORCH_CUDA_ARCH_LIST ]
+        else
+          exported;
+      text =
+        name:
+        if builtins.isString (drv.${name} or null) then
+          builtins.unsafeDiscardStringContext drv.${name}
+        else
+          "";
     in
     {
       inherit path;
@@ -100,7 +111,11 @@ let
       changelog = meta.changelog or "";
       on = if drv ? torch then drv.torch.pname else null;
       arch_list = if arch == null then null else builtins.head arch;
-      cuda = if drv.cudaSupport or false && drv ? cudaPackages then drv.cudaPackages.cudaMajorMinorVersion else null;
+      cuda =
+        if drv.cudaSupport or false && drv ? cudaPackages then
+          drv.cudaPackages.cudaMajorMinorVersion
+        else
+          null;
       python = drv.pythonModule.pythonVersion or null;
       platforms = meta.platforms or [ ];
       description = meta.description or "";

@@ -54,7 +54,9 @@ let
         builtins.substring 0 (builtins.stringLength text - builtins.stringLength suffix) text
       else
         text;
-    concatMapStringsSep = separator: f: list: concatStringsSep separator (map f list);
+    concatMapStringsSep =
+      separator: f: list:
+      concatStringsSep separator (map f list);
     toList = value: if isList value then value else [ value ];
     getOutput = output: package: package.${output} or package;
     getDev = getOutput "dev";
@@ -156,7 +158,10 @@ let
           once = change attrs;
           new = if builtins.isFunction once then (change attrs) attrs else once;
         in
-        if builtins.isAttrs new then mkDerivation (attrs // new) else throw "overrideAttrs wants an attribute set";
+        if builtins.isAttrs new then
+          mkDerivation (attrs // new)
+        else
+          throw "overrideAttrs wants an attribute set";
     }
     // (attrs.passthru or { });
 
@@ -333,7 +338,9 @@ let
               cudnn = lib.makeOverridable (
                 { backendStdenv }:
                 let
-                  refused = builtins.filter (c: lib.elem c (pin.cudnn_refuses.${version} or [ ])) backendStdenv.wanted;
+                  refused = builtins.filter (
+                    c: lib.elem c (pin.cudnn_refuses.${version} or [ ])
+                  ) backendStdenv.wanted;
                 in
                 package "cudnn" (componentVersions.${version}.cudnn or version) {
                   checked =
@@ -465,7 +472,8 @@ let
         changelog = "https://github.com/pytorch/pytorch/releases/tag/v${pin.torch}";
         license = lib.licenses.bsd3;
         platforms = lib.platforms.linux;
-        broken = cudaSupport && builtins.elem (builtins.fromJSON cudaPackages.cudaMajorVersion) pin.broken_cuda;
+        broken =
+          cudaSupport && builtins.elem (builtins.fromJSON cudaPackages.cudaMajorVersion) pin.broken_cuda;
       };
     };
 
@@ -500,7 +508,9 @@ let
     };
 
   # A plain Python package: torch's dependencies, and what runs torchtailor.
-  pythonPackage = python: pname: package "python${python}-${pname}" "1" { passthru.pythonModule.pythonVersion = python; };
+  pythonPackage =
+    python: pname:
+    package "python${python}-${pname}" "1" { passthru.pythonModule.pythonVersion = python; };
 
   pythonSet =
     pkgs: python:
@@ -550,7 +560,9 @@ let
               fetchPypi = pkgs.fetchPypi;
               overrideScope = change: pkgs."python${digits python}Packages".override { overrides = change; };
             };
-          extended = builtins.foldl' (prev: extension: prev // extension self prev) base pkgs.pythonPackagesExtensions;
+          extended = builtins.foldl' (
+            prev: extension: prev // extension self prev
+          ) base pkgs.pythonPackagesExtensions;
         in
         extended // overrides self extended
       )
@@ -598,7 +610,9 @@ let
         let
           function = if builtins.isFunction f then f else load f;
         in
-        lib.makeOverridable function (builtins.intersectAttrs (builtins.functionArgs function) pkgs // args);
+        lib.makeOverridable function (
+          builtins.intersectAttrs (builtins.functionArgs function) pkgs // args
+        );
       stdenv = {
         inherit mkDerivation;
         cc.cc.lib = package "gcc-lib" "14" { };
@@ -660,7 +674,9 @@ let
       numactl = package "numactl" "2" { };
       rdma-core = package "rdma-core" "60" { };
       zlib = package "zlib" "1" { };
-      runCommand = name: attrs: script: mkDerivation (attrs // { inherit name script; });
+      runCommand =
+        name: attrs: script:
+        mkDerivation (attrs // { inherit name script; });
       fetchPypi = args: fetcher "fetchPypi" [ "pname" "version" ] args;
       _cuda = cudaConfig [ ];
       python3Packages = pkgs.python313Packages;
