@@ -37,4 +37,4 @@ def show(lines: Iterable[Shown]) -> None:
         if isinstance(item, Line):
             say.print(item.text, markup=False, soft_wrap=item.whole or None)
         else:
-            say.print(ui.table(item.columns, item.rows))
+            say.print(ui.table(item.columns, item.rows, optional=("from", "download")))

@@ -22,7 +22,7 @@ def command(
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="The log of the last build from source.")] = False,
     env: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one.")
+        Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one, or .venv.")
     ] = None,
     source: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Another machine, described by `detect --json`.")

@@ -13,7 +13,7 @@ from torchtailor.core.errors import ExitCode
 
 def command(
     env: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one.")
+        Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one, or .venv.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
     json: _options.Json = False,

@@ -325,3 +325,22 @@ def test_groups_of_commands_list_them_in_whole_sentences() -> None:
         assert said.returncode == ExitCode.OK
         commands = said.stdout.partition("Commands:\n")[2].splitlines()
         assert commands and all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
+def test_a_plan_in_80_columns_keeps_the_names_of_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are from took the room: `typing-extensio` and `ns` stood in two lines."""
+    from rich.console import Console
+
+    from torchtailor.building.shown import Rows
+    from torchtailor.cli import _build_output, ui
+    from torchtailor.cli.ui import console
+
+    window = Console(file=io.StringIO(), width=80, highlight=False)
+    monkeypatch.setattr(console, "out", lambda: window)
+    monkeypatch.setattr(ui, "out", lambda: window)
+    columns = ("wheel", "version", "size", "download", "treatment", "from")
+    row = ("typing-extensions", "2.13.0+cpu", "45.6 kB", "cached", "unchanged", "/root/.config/pip/pip.conf")
+    _build_output.show([Rows(columns, [row], result=True)])
+    drawn = window.file.getvalue()  # type: ignore[attr-defined]
+    assert "typing-extensions" in drawn and "unchanged" in drawn
+    assert max(map(len, drawn.splitlines())) <= 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torchtailor.cli import main
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import open_source
 from torchtailor.core.errors import ExitCode
+from torchtailor.tailoring.environment_plan import environment_sites
 from torchtailor.verification.doctor.collect import _asked_of, _environment
 from torchtailor.verification.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
 from torchtailor.verification.doctor.fixes import Interpreter
@@ -459,8 +461,27 @@ def test_a_damaged_installation(
     assert "reinstall torch==2.13.0" in answer["problems"][0]["fixes"][0]["command"]
 
 
-def test_torch_of_another_python_is_run_with_that_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_it_is_the_environment_that_tailor_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a .venv it said that there is no torch, and to install one "into a new environment, .venv"."""
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    environment = tmp_path / ".venv"
+    site = environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    (site / "numpy-2.0.dist-info").mkdir(parents=True)
+    (environment / "bin").mkdir()
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    (environment / "pyvenv.cfg").touch()
+    monkeypatch.chdir(tmp_path)
+    assert environment_sites(None) == (site,)
+    launch, shown = _environment(None, machines.host("zen4"))
+    assert (launch.python, shown) == (environment / "bin" / "python", str(environment))
+
+
+def test_torch_of_another_python_is_run_with_that_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """torchtailor may be a tool of its own, with another Python than the torch of the system."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     site = "/usr/lib/python3/dist-packages"

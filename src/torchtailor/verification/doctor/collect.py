@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import re
 import sys
 from contextlib import suppress
@@ -21,6 +20,7 @@ from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.pythons import find_uv
 from torchtailor.core.trust import Limit, read_limited
 from torchtailor.trees.artifact.launch import Launch, open_target
+from torchtailor.trees.artifact.sites import active_environment, project_environment
 from torchtailor.verification.doctor.examine import TorchEnvironment
 from torchtailor.verification.doctor.fixes import Interpreter
 from torchtailor.verification.doctor.symptoms import ProblemKind, Symptom, read_symptoms
@@ -67,7 +67,8 @@ def described_environment(
 
 
 def local_environment(catalog: Catalog, place: Path | None, seen: Diagnosis | None, *, run: bool) -> TorchEnvironment:
-    """This machine with one of its environments: the one named, else the active one, else python3's."""
+    """This machine with one of its environments: the one named, else the active one, else the project's `.venv`, else
+    python3's."""
     from torchtailor.advise.host.detect import detect
 
     return replace(_examined(detect(catalog=catalog), catalog, place, seen, run=run), here=True)
@@ -121,10 +122,9 @@ def _environment(place: Path | None, host: Host) -> tuple[Launch, str | None]:
     if place is not None:
         with open_target(place) as launch:
             return launch, str(place)
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if prefix := os.environ.get(variable):
-            with open_target(Path(prefix)) as launch:
-                return launch, prefix
+    if prefix := active_environment() or project_environment(Path.cwd()):
+        with open_target(prefix) as launch:
+            return launch, str(prefix)
     if host.torches:
         torch = host.torches[0]
         return Launch(Path(torch.interpreter or sys.executable), (Path(torch.path).parent,)), None
