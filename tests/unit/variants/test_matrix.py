@@ -20,6 +20,7 @@ from torchtailor.catalog.variants import (
     coverage,
     expand_braces,
     find_variants,
+    matrix_of,
     select,
     why_impossible,
 )
@@ -54,6 +55,13 @@ def matrix(catalog: Catalog) -> Matrix:
 def pinned() -> Matrix:
     """For tables of what names mean, which depends on the newest release."""
     return Matrix(load_pinned(Path("/")))
+
+
+def test_the_matrix_of_a_catalog_is_made_once(catalog: Catalog) -> None:
+    other = load_pinned(Path("/"))
+    assert matrix_of(catalog) is matrix_of(catalog)
+    assert matrix_of(other) is not matrix_of(catalog)
+    assert matrix_of(other).catalog is other
 
 
 @pytest.mark.parametrize(("release", "count"), [("main", 44), ("cuda-12_9", 50), ("cuda-13_0", 59)])
