@@ -26,6 +26,10 @@ def command(
     dist: Annotated[
         Path, typer.Argument(metavar="DIST", help="A folder that `torchtailor build` wrote, or one of its wheelhouses.")
     ] = Path("dist"),
+    selectors: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SELECTOR", help="Only variants such as 'sm90-*' or sm{80,90}-avx2; default: all."),
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option(metavar="WHERE", help="A folder, or a URL that fsspec supports, such as s3://bucket/torch."),
@@ -91,6 +95,8 @@ def command(
     The index has a folder per target, such as cu128-sm90, for pip and uv, and one with wheel variants if they were
     built. With --flox, DIST is the recipes' checkout; `flox publish` runs after checks of that checkout.
     """
+    if selectors and (list_ or promote or yank or unyank or rollback or prune or flox):
+        raise UsageError("A selector chooses what is published of DIST.", "Leave it out here.")
     if to is not None and flox is not None:
         raise UsageError("--to and --flox are two destinations.", "Give either --to or --flox.")
     if to is None and flox is None:
@@ -130,7 +136,9 @@ def command(
         unlisted = lifecycle.GRACE if grace is None else seconds_of(grace, "--grace")
         done = lifecycle.prune(store, keep=keep or lifecycle.KEPT_GENERATIONS, grace=unlisted)
     else:
-        result = lifecycle.publish_recorded(dist, store, nvidia_too=publish_nvidia, say=None if dry_run else say)
+        result = lifecycle.publish_recorded(
+            dist, store, selectors=selectors or (), nvidia_too=publish_nvidia, say=None if dry_run else say
+        )
         _show_published(result, to, dry_run=dry_run, json=json)
         return
     _show_changed(done, dry_run=dry_run, json=json)

@@ -38,9 +38,9 @@ from torchtailor.publish.publish import (
     Published,
     Say,
     add_wheelhouses,
-    find_wheelhouses,
     holds_changed_nvidia,
     put_pages,
+    selected_wheelhouses,
     still_yanked,
 )
 from torchtailor.trees.index.pages import (
@@ -162,13 +162,19 @@ def list_index(store: Store) -> Listing:
 
 
 def publish_recorded(
-    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
+    dist: Path,
+    store: Store,
+    *,
+    selectors: Sequence[str] = (),
+    nvidia_too: bool = False,
+    cache: Cache | None = None,
+    say: Say | None = None,
 ) -> Published:
     """Publish, and record the index as a generation that can be gone back to; no other publisher comes in between."""
-    find_wheelhouses(dist)  # before an index is made for nothing
+    selected_wheelhouses(dist, selectors)  # before an index is made for nothing
     with store.lock():
         _record(store, "before recorded changes")
-        result = add_wheelhouses(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
+        result = add_wheelhouses(dist, store, selectors=selectors, nvidia_too=nvidia_too, cache=cache, say=say)
         _record(store, f"publish {', '.join(result.targets)}")
     return result
 

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
+from torchtailor.catalog.variants.select import NothingMatchesError, expand_braces, name_matches
 from torchtailor.core.disk import DamagedFileError
 from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.store import Store
@@ -90,24 +91,53 @@ def find_wheelhouses(dist: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def selected_wheelhouses(dist: Path, selectors: Sequence[str]) -> tuple[Path, ...]:
+    """Of the wheelhouses of a path those whose variant any selector matches; all of them without one."""
+    found = find_wheelhouses(dist)
+    if not selectors:
+        return found
+    names = {wheelhouse: read_manifest(wheelhouse).variant for wheelhouse in found}
+    for selector in selectors:
+        if not any(name_matches(name, expand_braces(selector.lower())) for name in names.values()):
+            raise NothingMatchesError(
+                f"No wheelhouse in {dist} matches {selector!r}.", f"There are {', '.join(sorted(names.values()))}."
+            )
+    patterns = [pattern for selector in selectors for pattern in expand_braces(selector.lower())]
+    return tuple(wheelhouse for wheelhouse, name in names.items() if name_matches(name, patterns))
+
+
 def publish(
-    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
+    dist: Path,
+    store: Store,
+    *,
+    selectors: Sequence[str] = (),
+    nvidia_too: bool = False,
+    cache: Cache | None = None,
+    say: Say | None = None,
 ) -> Published:
     """Add the wheelhouses of a folder to a store; changed NVIDIA libraries are uploaded only with `nvidia_too`."""
-    find_wheelhouses(dist)  # before an index is made for nothing
+    selected_wheelhouses(dist, selectors)  # before an index is made for nothing
     with store.lock():
-        return add_wheelhouses(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
+        return add_wheelhouses(dist, store, selectors=selectors, nvidia_too=nvidia_too, cache=cache, say=say)
 
 
 def add_wheelhouses(
-    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
+    dist: Path,
+    store: Store,
+    *,
+    selectors: Sequence[str] = (),
+    nvidia_too: bool = False,
+    cache: Cache | None = None,
+    say: Say | None = None,
 ) -> Published:
     """The same in a store whose lock is held."""
     work = _Publishing(store, nvidia_too or store.local, cache or Cache(), say or (lambda _: None))
-    for wheelhouse in find_wheelhouses(dist):
+    for wheelhouse in selected_wheelhouses(dist, selectors):
         work.add_wheelhouse(wheelhouse)
     variants = dist / VARIANTS
-    if (variants / SIMPLE).is_dir():
+    if (variants / SIMPLE).is_dir() and selectors:
+        work.result.notes.append(f"{VARIANTS}/, the index of wheel variants, is of all of them and is left out.")
+    elif (variants / SIMPLE).is_dir():
         work.add_variants(variants)
     work.finish()
     return work.result

@@ -67,6 +67,22 @@ def test_targets_accumulate_and_files_are_stored_once(workshop: Workshop, tmp_pa
     check(root)
 
 
+def test_selectors_choose_what_is_published(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm80-avx2", "sm90-avx2", "sm90-avx512")
+    root = tmp_path / "public"
+    for selectors, targets in (
+        (["sm80-*"], {"cu128-sm80"}),
+        (["*-sm90-avx2", "sm80-{avx2,avx512}"], {"cu128-sm80", "cu128-sm90"}),
+    ):
+        done = run("publish", workshop.out, *selectors, "--to", root, "--json")
+        assert (done.returncode, set(json.loads(done.stdout)["targets"])) == (0, targets), done.stderr
+    assert not any("avx512" in name for name in files_of(root, "cu128-sm90"))
+    other = run("publish", workshop.out, "sm80-*", "sm75-*", "--to", tmp_path / "other")
+    assert other.returncode == NoMatchError.code and "sm75-*" in other.stderr and "sm90-avx512" in other.stderr
+    assert not (tmp_path / "other").exists()
+    assert run("publish", workshop.out, "sm80-*", "--to", root, "--list").returncode == UsageError.code
+
+
 def test_publishing_again_changes_nothing(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     store = open_store(str(tmp_path / "public"), "--to")
     workshop.build("sm90-avx512")
@@ -327,7 +343,7 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
         call.run()
     assert not log.exists()
     git(repo, "push", "-q", "origin", "main")
-    shown = run("publish", repo, "--flox", "my-org", "--package", call.package, "-n")
+    shown = run("publish", repo, "--flox", "my-org", "--variant", call.package, "-n")
     assert shown.returncode == 0, shown.stderr  # it needs no flox, but says so
     assert shown.stdout.startswith("Would run flox publish -o my-org pytorch-python313-cpu-avx2 in ")
     assert "flox is not installed" in shown.stderr
