@@ -1,0 +1,113 @@
+"""actions/diff as a workflow runs it: an exceeded budget fails the step, and the pull request gets the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.gpucode.builders import FIXTURES
+from tests.unit.wheels.builder import build_wheel
+
+ROOT = Path(__file__).parents[3]
+ACTION = yaml.safe_load((ROOT / "actions/diff/action.yml").read_text())
+EXPRESSION = re.compile(r"\$\{\{\s*(.+?)\s*\}\}")
+BUDGET = '[budget.library."libx.so"]\ngrowth = "1 kB"\n'
+# In place of what a runner has: an environment with this torchtailor, and a gh that writes down what it is asked.
+PYTHON3 = """#!/bin/sh
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\n' > "$3/bin/python"
+printf '#!/bin/sh\\nexec {python} -m torchtailor "$@"\\n' > "$3/bin/torchtailor"
+chmod +x "$3/bin/python" "$3/bin/torchtailor"
+"""
+GH = """#!{python}
+import json, pathlib, sys
+body = pathlib.Path(sys.argv[sys.argv.index("--body-file") + 1]).read_text()
+pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps([*sys.argv[1:4], body]))
+"""
+
+
+class Runner:
+    """Runs the steps of the action as a runner does: expressions are put into the environment, not into the script."""
+
+    def __init__(self, folder: Path, *, real: bool) -> None:
+        self.temp, self.tools = folder / "temp", folder / "tools"
+        self.temp.mkdir()
+        self.tools.mkdir()
+        self.output, self.summary = folder / "output", folder / "summary.md"
+        shims = {"gh": GH} if real else {"gh": GH, "python3": PYTHON3}
+        for name, text in shims.items():
+            (self.tools / name).write_text(text.replace("{python}", sys.executable))
+            (self.tools / name).chmod(0o755)
+
+    def run(self, given: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()} | dict(given)
+        assert set(inputs) == set(ACTION["inputs"])
+        (step,) = ACTION["runs"]["steps"]
+        assert "${{" not in step["run"]
+        environment = {
+            **os.environ,
+            **{
+                name: EXPRESSION.sub(lambda found: self._value(found[1], inputs), text)
+                for name, text in step["env"].items()
+            },
+            "RUNNER_TEMP": str(self.temp),
+            "GITHUB_OUTPUT": str(self.output),
+            "GITHUB_STEP_SUMMARY": str(self.summary),
+            "GITHUB_REPOSITORY": "OWNER/mypackage",
+            "PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}",
+        }
+        line = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        return subprocess.run(line, cwd=self.temp.parent, env=environment, capture_output=True, text=True, check=False)
+
+    def _value(self, expression: str, inputs: Mapping[str, str]) -> str:
+        first, _, otherwise = expression.partition(" || ")
+        if otherwise and not self._value(first, inputs):
+            assert otherwise == "format('{0}/../..', github.action_path)"
+            return str(ROOT / "actions" / "diff" / ".." / "..")
+        return EXPRESSION.sub("token", inputs[first.removeprefix("inputs.")])
+
+    @property
+    def asked(self) -> list[str]:
+        asked: list[str] = json.loads((self.tools / "asked.json").read_text())
+        return asked
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.network])])
+def test_a_budget_that_is_exceeded_fails_the_step(tmp_path: Path, real: bool) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    plain, fat = ((FIXTURES / name).read_bytes() for name in ("size.so", "raw.so"))
+    old = build_wheel(tmp_path, {"x/libx.so": plain}, name="mypackage", version="1.4.0")
+    (tmp_path / "my dist").mkdir()
+    new = build_wheel(tmp_path / "my dist", {"x/libx.so": fat}, name="mypackage", version="1.5.0")
+    (tmp_path / "budget.toml").write_text(BUDGET)
+    runner = Runner(tmp_path, real=real)
+    given = {"old": str(old), "new": str(new), "pull-request": "17", "options": "--kernels --report page.html"}
+    done = runner.run({**given, "budget": "budget.toml"})
+    assert done.returncode == 10, done.stderr
+    assert "libx.so" in done.stdout
+    assert "allowed" in done.stdout or "budget" in done.stdout.lower()
+    assert runner.asked == ["pr", "comment", "17", done.stdout]
+    assert runner.summary.read_text() == done.stdout
+    (name, _, place) = runner.output.read_text().partition("=")
+    assert (name, Path(place.strip()).read_text()) == ("summary", done.stdout)
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    kept = runner.run({**given, "budget": "", "pull-request": "", "options": ""})
+    assert kept.returncode == 0, kept.stderr
+
+
+def test_what_is_given_is_no_command(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, real=False)
+    done = runner.run({"old": "$(touch hacked)", "new": "`touch hacked`", "pull-request": "1"})
+    assert done.returncode not in (0, 10)
+    assert not (tmp_path / "hacked").exists()
+    assert not (runner.tools / "asked.json").exists()  # nothing to say
