@@ -66,16 +66,15 @@ def command(
 def _print(comparison: SizeComparison, top: int) -> None:
     from torchtailor.cli.ui import human_bytes, out
     from torchtailor.verification.sizes.compare import SizeChange
-    from torchtailor.verification.sizes.markdown import causes, in_words, share, signed
+    from torchtailor.verification.sizes.markdown import share, signed
 
     if len(comparison.packages) > 1:
         _table("Package", comparison.packages, top)
     _table("Bytes", comparison.classes, top)
     _table("Code for", comparison.architectures, 4 * top)
-    parts = causes(comparison)
-    _table("Largest changes", [SizeChange(in_words(one), one.old, one.new) for one in parts], top)
-    if comparison.kernels:
-        _kernel_table(comparison.kernels, top)
+    _table("Largest changes", [SizeChange(one.name, one.old, one.new) for one in comparison.causes], top)
+    if comparison.functions:
+        _kernel_table(comparison.functions, top)
     total = comparison.total
     line = f"{human_bytes(total.old)} -> {human_bytes(total.new)}: {signed(total.growth)}{share(total)}"
     if total.old_packed is not None and total.new_packed is not None:

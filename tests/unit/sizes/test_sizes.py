@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -281,3 +282,20 @@ def test_what_is_wanted_of_a_library_is_read_in_one_pass(monkeypatch: pytest.Mon
     inspection = read_inspection(FIXTURES / "linked.so", kernels=True, use=True)
     assert inspection.kernels and inspection.loaded and inspection.libraries
     assert len(scans) == 1
+
+
+def test_a_library_that_is_gone_is_one_change(tmp_path: Path) -> None:
+    """Not one for each architecture: who reads it asks which library went."""
+    old = wheel_with(tmp_path, "demo-1.0", "size.so", "linked.so")
+    new = wheel_with(tmp_path, "demo-1.1", "size.so", "raw.so")
+    page = tmp_path / "page.html"
+    done = call("diff", old, new, "--kernels", "--report", page)
+    largest = done.stdout.partition("Largest changes")[2].splitlines()[2:4]
+    assert {line.split()[0] for line in largest} == {"linked.so", "raw.so"}
+    assert "in linked.so" not in done.stdout and "in raw.so" not in done.stdout
+    kernels = re.findall(r"^ (\S+) +(sm_\w+|compute_\w+) ", done.stdout, re.MULTILINE)
+    assert kernels and len(kernels) == len(set(kernels))
+    text = page.read_text()
+    assert "linked.so</th>" in text and "in linked.so</th>" not in text
+    assert "By architecture" in text and "Kernels of all libraries" in text
+    assert "linked.so | " in call("diff", old, new, "--markdown").stdout

@@ -112,6 +112,27 @@ class SizeComparison:
         return self._by(lambda row: "\0".join((unversioned(row.file), row.kind.value, row.code)))
 
     @cached_property
+    def causes(self) -> tuple[SizeChange, ...]:
+        """What changed by itself, in words and the largest first: a file that is new or gone is one of them, whatever
+        is in it."""
+        whole = {one.name for one in self.files if one.verdict in ("new", "gone")}
+        found = [(one, (one.name, "", "")) for one in self.files if one.name in whole]
+        found += [(one, name) for one in self.parts if one.growth and (name := _split(one.name))[0] not in whole]
+        named = (msgspec.structs.replace(one, name=_in_words(*name)) for one, name in found)
+        return tuple(sorted(named, key=lambda one: (-abs(one.growth), one.name)))
+
+    @cached_property
+    def functions(self) -> tuple[KernelChange, ...]:
+        """Kernels of all libraries together."""
+        together: dict[tuple[str, str], list[int]] = {}
+        for one in self.kernels:
+            sums = together.setdefault((one.code, one.name), [0, 0, 0, 0])
+            for column, number in enumerate((one.old, one.new, one.old_functions, one.new_functions)):
+                sums[column] += number
+        changes = (KernelChange("", *key, *sums) for key, sums in together.items())
+        return tuple(sorted(changes, key=lambda one: (-abs(one.growth), one.name, one.code)))
+
+    @cached_property
     def kernels(self) -> tuple[KernelChange, ...]:
         """What became of kernels, the largest change first."""
         old, new = _by_name(self.old.kernels), _by_name(self.new.kernels)
@@ -147,6 +168,17 @@ def unversioned(file: str) -> str:
     for pattern in (_MANGLED_LIBRARY, _PYTHON_TAG, _SO_VERSION):
         file = pattern.sub("", file)
     return _WHEEL.sub(r"\1.whl", _DIST_INFO.sub(r"\1.\2", file))
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    file, kind, code = name.split("\0")
+    return file, kind, code
+
+
+def _in_words(file: str, kind: str, code: str) -> str:
+    """`sm_120 in libtorch_cuda.so`, `host code of libtorch_cpu.so`, or the file alone."""
+    name = file.rpartition("/")[2]
+    return f"{code} in {name}" if code else f"{kind} of {name}" if kind else name
 
 
 def _change(name: str, old: SizeTotal, new: SizeTotal) -> SizeChange:

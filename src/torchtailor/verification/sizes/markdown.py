@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torchtailor.core.format import human_bytes
 from torchtailor.verification.sizes.budget import Exceeded
@@ -14,18 +14,6 @@ _CAUSES = 5
 def markdown(comparison: SizeComparison, over: Sequence[Exceeded] = ()) -> str:
     """What changed, why, and the five largest causes."""
     return "\n".join([*_lines(comparison, over), ""])
-
-
-def causes(comparison: SizeComparison) -> tuple[SizeChange, ...]:
-    """The parts that grew or shrank most, the largest first."""
-    return tuple(one for one in comparison.parts if one.growth)
-
-
-def in_words(part: SizeChange) -> str:
-    """`sm_120 in libtorch_cuda.so` of a part of a comparison."""
-    file, kind, code = part.name.split("\0")
-    name = file.rpartition("/")[2]
-    return f"{code or kind} in {name}" if code else f"{kind} of {name}"
 
 
 def signed(growth: int) -> str:
@@ -51,12 +39,7 @@ def _lines(comparison: SizeComparison, over: Sequence[Exceeded]) -> Iterator[str
     if over:
         yield ""
     yield from _table("Architecture", [one for one in comparison.architectures if one.growth])
-    yield from _table("Largest causes", [*_named(causes(comparison)[:_CAUSES])])
-
-
-def _named(parts: Iterable[SizeChange]) -> Iterator[SizeChange]:
-    for part in parts:
-        yield SizeChange(in_words(part), part.old, part.new, part.old_packed, part.new_packed)
+    yield from _table("Largest causes", comparison.causes[:_CAUSES])
 
 
 def _table(title: str, changes: Sequence[SizeChange]) -> Iterator[str]:

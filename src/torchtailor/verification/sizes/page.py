@@ -19,9 +19,9 @@ from torchtailor.verification.inspection.parts import ByteClass
 from torchtailor.verification.report.chart import Bytes, LibraryRow, chart_of
 from torchtailor.verification.report.parts import encoded, legend, table, whole_page
 from torchtailor.verification.report.svg import bars, colour_class, totals
-from torchtailor.verification.sizes.compare import SizeComparison, unversioned
+from torchtailor.verification.sizes.compare import SizeChange, SizeComparison, unversioned
 from torchtailor.verification.sizes.history import HistoryDocument
-from torchtailor.verification.sizes.markdown import causes, in_words, share, signed
+from torchtailor.verification.sizes.markdown import share, signed
 from torchtailor.verification.static.facts import HOST
 
 _CAUSES = 20
@@ -59,7 +59,12 @@ def render(shown: Sizes | SizeComparison) -> str:
         _section("At a glance", totals(drawn, "all files") + legend((colours[label], label) for label in drawn.labels))
     ]
     if comparison:
-        sections.append(_section("What changed most", _changes(comparison)))
+        sections.append(_section("What changed most", _changes("What", comparison.causes[:_CAUSES])))
+        if architectures := [one for one in comparison.architectures if one.growth]:
+            sections.append(_section("By architecture", _changes("Code for", architectures)))
+        if functions := [one for one in comparison.functions if one.growth][:_CAUSES]:
+            named = [SizeChange(f"{one.name} for {one.code}", one.old, one.new) for one in functions]
+            sections.append(_section("Kernels of all libraries", _changes("Kernel", named)))
     sections.append(_section("Where the bytes are", _MAP))
     return whole_page(
         "sizes.html",
@@ -130,14 +135,14 @@ def _answer(sizes: Sizes, comparison: SizeComparison | None) -> Iterable[str]:
     )
 
 
-def _changes(comparison: SizeComparison) -> str:
+def _changes(what: str, changes: Iterable[SizeChange]) -> str:
     rows = [
-        f"<tr><th scope=row>{escape(printable(in_words(one)))}</th><td>{human_bytes(one.old) if one.old else ''}</td>"
+        f"<tr><th scope=row>{escape(printable(one.name))}</th><td>{human_bytes(one.old) if one.old else ''}</td>"
         f"<td>{human_bytes(one.new) if one.new else ''}</td><td>{signed(one.growth)}</td>"
         f"<td>{one.verdict}</td></tr>"
-        for one in causes(comparison)[:_CAUSES]
+        for one in changes
     ]
-    return table(("What", "Before", "After", "Change", ""), rows) if rows else "<p>Nothing.</p>"
+    return table((what, "Before", "After", "Change", ""), rows) if rows else "<p>Nothing.</p>"
 
 
 def _parts(sizes: Sizes) -> Mapping[str, int]:
