@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.wheels.builder import build_wheel
 
 ROOT = Path(__file__).parents[3]
-ACTION = yaml.safe_load((ROOT / "actions/diff/action.yml").read_text())
+ACTION = YAML(typ="safe").load(ROOT / "actions/diff/action.yml")
 EXPRESSION = re.compile(r"\$\{\{\s*(.+?)\s*\}\}")
 BUDGET = '[budget.library."libx.so"]\ngrowth = "1 kB"\n'
 # In place of what a runner has: an environment with this torchtailor, and a gh that writes down what it is asked.
