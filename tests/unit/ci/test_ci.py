@@ -386,7 +386,9 @@ def test_a_schedule_takes_its_matrix_from_the_selector(capsys: pytest.CaptureFix
     again = planned["env"]["ARGUMENTS"].split("\n")
     assert main(["ci", *again, "--dry-run", "--json"]) == 0
     matrix = json.loads(capsys.readouterr().out)["matrix"]
-    assert {name: frozen[name]["strategy"]["matrix"] for name in matrix} == matrix
+    for name, rows in matrix.items():
+        assert {row.pop("python") for row in rows["include"]} == {"3.13"}
+        assert frozen[name]["strategy"]["matrix"] == rows
     assert jobs["news"]["permissions"] == {"issues": "write"}
     assert all("issues" not in job.get("permissions", {}) for name, job in jobs.items() if name != "news")
 
@@ -636,6 +638,27 @@ def test_the_python_of_a_workflow_is_that_of_its_wheels(
     assert f'python-version: "{python}"' in capsys.readouterr().out
     assert main(["ci", "gitlab", "sm90-avx2", "--dry-run", *words]) == 0
     assert f"image: python:{python}-bookworm" in capsys.readouterr().out
+
+
+def test_a_job_has_the_python_of_what_it_builds(capsys: pytest.CaptureFixture[str]) -> None:
+    """With one for all, `--level import` would be skipped for the wheels of all others."""
+    line = ["sm90-avx2", "--python", "3.12,3.13", "--gpu-runner", "sm90=h100", "-n"]
+    assert main(["ci", "github", *line]) == 0
+    jobs = load(capsys.readouterr().out)["jobs"]
+    for name in ("build", "prove"):
+        rows = jobs[name]["strategy"]["matrix"]["include"]
+        assert [(row["python"], row["variants"].split("-")[1]) for row in rows] == [
+            ("3.12", "python312"),
+            ("3.13", "python313"),
+        ]
+        (python,) = [step for step in jobs[name]["steps"] if "setup-python" in step.get("uses", "")]
+        assert python["with"]["python-version"] == "${{ matrix.python }}"
+    assert main(["ci", "gitlab", *line]) == 0
+    pipeline = load(capsys.readouterr().out)
+    images = {name: job["image"] for name, job in pipeline.items() if name.startswith(("build ", "prove "))}
+    assert len(images) == 4
+    for name, image in images.items():
+        assert image == ("python:3.12-bookworm" if "python312" in name else "python:3.13-bookworm")
 
 
 def test_a_version_that_no_index_may_have_is_said(

@@ -262,10 +262,18 @@ class CiPlan:
 
     @property
     def python(self) -> str:
-        """The Python of the jobs: that of the wheels, so that they can be imported; ours where that is not one."""
-        named = {ParsedName.parse(name).python for name in self.every_variant}
-        only = named.pop() if len(named) == 1 else None
-        return only if only and python_key(only) >= python_key(_OLDEST_PYTHON) else DEFAULT_PYTHON
+        """The Python of jobs for all variants."""
+        return _python_for(self.every_variant)
+
+    @property
+    def pythons(self) -> Mapping[str, str]:
+        """The Python of each job that builds, by its name."""
+        return {job.name: _python_for(job.variants) for job in self.jobs}
+
+    @property
+    def own_pythons(self) -> bool:
+        """Whether jobs differ in their Python, or may once they are planned anew."""
+        return self.follows or len({*self.pythons.values(), self.python}) > 1
 
     @property
     def follows(self) -> bool:
@@ -280,6 +288,7 @@ class CiPlan:
                 "name": job.name,
                 "runner": job.runner,
                 "variants": " ".join(job.variants),
+                **({"python": self.pythons[job.name]} if self.own_pythons else {}),
                 **({"cache": job.cache} if self.caches else {}),
             }
             for job in self.jobs
@@ -290,6 +299,7 @@ class CiPlan:
                 "runner": proof.runner,
                 "of": proof.of.name,
                 "variants": " ".join(proof.of.variants),
+                **({"python": self.pythons[proof.of.name]} if self.own_pythons else {}),
                 **({"houses": " ".join(proof.short_names)} if self.makes_wheels else {}),
             }
             for proof in self.proofs
@@ -440,7 +450,6 @@ class CiDocument(Struct):
     jobs: tuple[CiJobDocument, ...]
     proofs: tuple[CiProofDocument, ...]
     matrix: Annotated[CiMatrices, Meta(description="GitHub's, of its jobs build and prove")]
-    python: Annotated[str, Meta(description="of its jobs: that of the wheels")]
     published: Annotated[str, Meta(description="the index; empty: none")] = field(name="publish")
     warnings: Annotated[tuple[str, ...], Meta(description="what it cannot do by itself")]
 
@@ -594,18 +603,27 @@ def _division(options: CiOptions, where: Where | None) -> CiDivision:
     return CiDivision.GPU if options.method == WHEEL else CiDivision.VARIANT
 
 
-def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
+def _divided(variants: Sequence[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
+    """By what one job builds; a job has one Python, but for one that builds all."""
     found: dict[str, list[Variant]] = {}
+    several = len({variant.python for variant in variants}) > 1
     for variant in variants:
-        gpu = variant.gpu_name
+        python = f"-python{variant.python.replace('.', '')}" if several else ""
         name = {
             CiDivision.ALL: "all",
-            CiDivision.ARCHITECTURE: variant.arch,
-            CiDivision.GPU: f"{gpu}-{variant.arch}",
+            CiDivision.ARCHITECTURE: f"{variant.arch}{python}",
+            CiDivision.GPU: f"{variant.gpu_name}-{variant.arch}{python}",
             CiDivision.VARIANT: variant.unique_name,
         }[division]
         found.setdefault(name, []).append(variant)
     return found
+
+
+def _python_for(variants: Collection[str]) -> str:
+    """That of the wheels, so that they can be imported; ours where they have several, or one that is too old for us."""
+    named = {ParsedName.parse(name).python for name in variants}
+    only = named.pop() if len(named) == 1 else None
+    return only if only and python_key(only) >= python_key(_OLDEST_PYTHON) else DEFAULT_PYTHON
 
 
 def _architecture(kinds: Collection[str]) -> str:
