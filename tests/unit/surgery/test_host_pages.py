@@ -319,7 +319,7 @@ def test_a_library_for_musl_keeps_its_pages_and_a_sentence_says_why(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiler = shutil.which("cc") or pytest.skip("no C compiler")
-    command = [compiler, "-shared", f"-Wl,-soname,{name}", "-xc", "/dev/null", "-o", tmp_path / name]
+    command = [str(compiler), "-shared", f"-Wl,-soname,{name}", "-xc", "/dev/null", "-o", str(tmp_path / name)]
     subprocess.run(command, check=True)
     library = paged_library(tmp_path / "libfar.so", flags=["-Wl,--no-as-needed", str(tmp_path / name)])
     write_trace(tmp_path / "app.trace", touched(library))
