@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if !defined __linux__ || !defined __GLIBC__
 #error "the hook is for Linux with glibc"
@@ -39,9 +40,15 @@ void tt_release(void);
 extern _Thread_local int tt_busy __attribute__((tls_model("initial-exec")));
 
 /* loads of what may be unaligned */
-uint16_t tt_u16(const void *at);
-uint32_t tt_u32(const void *at);
-uint64_t tt_u64(const void *at);
+#define TT_LOAD(name, type)                                                                                            \
+    static inline type name(const void *at) {                                                                          \
+        type value;                                                                                                    \
+        memcpy(&value, at, sizeof value);                                                                              \
+        return value;                                                                                                  \
+    }
+TT_LOAD(tt_u16, uint16_t)
+TT_LOAD(tt_u32, uint32_t)
+TT_LOAD(tt_u64, uint64_t)
 uint32_t tt_crc(uint32_t crc, const void *data, size_t size);
 
 /* --- objects.c: what is loaded in this process */

@@ -31,24 +31,6 @@ void tt_release(void) {
 
 /* --- numbers */
 
-uint16_t tt_u16(const void *at) {
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-uint32_t tt_u32(const void *at) {
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-uint64_t tt_u64(const void *at) {
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
 static uint32_t crc_table[8][256];
 
 static void make_crc_table(void) {

@@ -197,7 +197,20 @@ static int decode_stream(uint8_t *into, size_t count, const uint8_t *from, size_
     struct bits bits;
     int log = state.huffman_log;
     if (!open_bits(&bits, from, size)) return 0;
-    for (size_t i = 0; i < count; i++) {
+    size_t i = 0;
+    enum { WORD = 57, TURN = WORD / HUFFMAN_BITS }; /* bits that an unaligned word has at least; symbols in them */
+    for (; i + TURN <= count && bits.left >= 64; i += TURN) {
+        int64_t from_bit = bits.left - WORD;
+        uint64_t word = tt_u64(bits.start + (from_bit >> 3)) >> (from_bit & 7);
+        int at = WORD - log;
+        for (size_t k = 0; k < TURN; k++) {
+            unsigned symbol = state.huffman[word >> at & ones(log)];
+            into[i + k] = (uint8_t)symbol;
+            at -= (int)(symbol >> 8);
+        }
+        bits.left -= WORD - log - at;
+    }
+    for (; i < count; i++) {
         unsigned symbol = state.huffman[look(&bits, log)];
         into[i] = (uint8_t)symbol;
         bits.left -= symbol >> 8;
@@ -304,13 +317,26 @@ static uint64_t offset_of(uint64_t value, uint64_t literals) {
     return repeated[0] = offset;
 }
 
-static void copy_match(uint8_t *at, uint64_t offset, uint64_t length, const uint8_t *end) {
-    const uint8_t *from = at - offset;
-    if (offset >= 8 && (uint64_t)(end - at) >= length + 8) {
-        for (uint64_t done = 0; done < length; done += 8) memcpy(at + done, from + done, 8);
+/* Sixteen bytes at a time, where that many more may be read and written. */
+static inline void copy(uint8_t *at, const uint8_t *from, uint64_t length, const uint8_t *end) {
+    if ((uint64_t)(end - at) < length + 16) {
+        memcpy(at, from, length);
         return;
     }
-    for (uint64_t i = 0; i < length; i++) at[i] = from[i];
+    uint64_t done = 0;
+    do memcpy(at + done, from + done, 16);
+    while ((done += 16) < length);
+}
+
+static inline void copy_match(uint8_t *at, uint64_t offset, uint64_t length, const uint8_t *end) {
+    const uint8_t *from = at - offset;
+    if (offset >= 16 && (uint64_t)(end - at) >= length + 16) {
+        copy(at, from, length, end);
+        return;
+    }
+    if (offset == 1) memset(at, *from, length);
+    else
+        for (uint64_t i = 0; i < length; i++) at[i] = from[i];
 }
 
 /* One compressed block. What it unpacks to, or -1. */
@@ -360,7 +386,7 @@ static int64_t read_block(uint8_t *start, uint8_t *into, const uint8_t *end, con
             }
             uint64_t offset = offset_of(value, length);
             if (length > literals || length + match > (uint64_t)(end - out)) return -1;
-            memcpy(out, literal, length);
+            copy(out, literal, length, end);
             out += length;
             literal += length;
             literals -= length;
