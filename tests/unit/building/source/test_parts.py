@@ -29,7 +29,7 @@ from torchtailor.building.source.toolchain import Cuda, HostCompiler, host_compi
 from torchtailor.building.source.tree import SourceOrigin, TorchSource, fetch, knows_gpu, remote_commit
 from torchtailor.catalog import SOURCE, Capability, Catalog, Dotted
 from torchtailor.catalog.variants import Matrix, Variant
-from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, UsageError
+from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, TorchtailorError, UsageError
 
 Named = Callable[[str], Variant]
 
@@ -233,17 +233,17 @@ def test_one_compiler_of_the_environment_brings_the_other(
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "error"),
     [
-        "--upload-pack=touch x",
-        "--upload-pack=touch x@host:y",
-        "-x@host:y",
-        "https://example.org/pytorch.git@--upload-pack=x",
-        "git@-oProxyCommand=x:y",
+        ("--upload-pack=touch x", UsageError),
+        ("--upload-pack=touch x@host:y", UsageError),
+        ("-x@host:y", UsageError),
+        ("https://example.org/pytorch.git@--upload-pack=x", UsageError),
+        ("git@-oProxyCommand=x:y", NoMatchError),  # no URL, and no folder of that name
     ],
 )
-def test_a_source_is_never_an_option_of_git(variant: Named, text: str) -> None:
-    with pytest.raises(UsageError):
+def test_a_source_is_never_an_option_of_git(variant: Named, text: str, error: type[TorchtailorError]) -> None:
+    with pytest.raises(error):
         TorchSource.parse(text, variant("cpu-avx2"))
 
 
@@ -262,7 +262,7 @@ def test_files_and_folders(variant: Named, tmp_path: Path) -> None:
     (tmp_path / "a.zip").touch()
     with pytest.raises(BadInputError):
         TorchSource.parse(str(tmp_path / "a.zip"), named)
-    with pytest.raises(UsageError):
+    with pytest.raises(NoMatchError):
         TorchSource.parse("no/such/thing", named)
 
 
