@@ -44,6 +44,8 @@ def test_the_readme_is_the_first_page(docsite: ModuleType) -> None:
     assert "](choosing.md)" in text
     assert "](docs/" not in text
     assert "](selector/index.html)" in text
+    assert "```sh torch" in (ROOT / "README.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("```") and " " in line] == []
 
 
 def test_a_broken_link_is_found(docsite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +75,7 @@ def test_the_whole_site_is_built_strictly(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     for name in ("index.html", "commands.html", "selector/index.html", "search/search_index.json"):
         assert (tmp_path / name).is_file()
+    assert [page.name for page in tmp_path.glob("*.html") if "```" in page.read_text()] == []
 
 
 def slugs(title: str) -> tuple[str, str]:
