@@ -32,6 +32,11 @@ def gendocs() -> ModuleType:
     return module
 
 
+def test_the_commands_of_the_readme_fit_into_80_columns() -> None:
+    blocks = re.findall(r"^```\w+[^\n]*\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 80
+
+
 def test_the_picture_and_the_text_of_the_readme_agree() -> None:
     """The picture is drawn from this report (tools/screenshot.py), the table was measured elsewhere."""
     report = json.loads((ROOT / "docs/results/h200/verify-tailored.json").read_text())
