@@ -15,7 +15,7 @@ from tests.torture.pages import Pages
 from tests.torture.values import Values
 
 LONG = (50_000, 200)  # mutants of libraries, kills
-SHORT = (80, 3)
+SHORT = (40, 2)
 
 
 def plan(cases: int, kills: int) -> list[tuple[Torture, int]]:

@@ -16,8 +16,11 @@ from tests.torture.harness import Torture, run_class, table
 from torchtailor.core.errors import BadInputError
 
 
-def test_some_of_everything() -> None:
-    command = [sys.executable, "-m", "tests.torture", "--short", "--seed", "1", "--jobs", "1"]  # prepares once
+@pytest.mark.parametrize(
+    "much", [("--short",), pytest.param(("--cases", "80", "--kills", "3"), marks=pytest.mark.slow)]
+)
+def test_some_of_everything(much: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tests.torture", *much, "--seed", "1", "--jobs", "1"]  # prepares once
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "| all | " in done.stdout
