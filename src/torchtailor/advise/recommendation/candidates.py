@@ -132,7 +132,8 @@ def _judge_each(situation: Situation, variants: Sequence[Variant], *, any_driver
 
 def _wheel_of(variant: Variant) -> tuple[object, ...]:
     """What variants that are cut from one official wheel to one GPU share."""
-    return (variant.release.name, id(variant.build), variant.gpu_name if variant.also else id(variant.gpu))
+    gpu = id(variant.gpu) if variant.gpu and not variant.also else variant.gpu_name
+    return (variant.release.name, id(variant.build), gpu)
 
 
 def _nearest_names(variants: Iterable[Variant], isas: IsaRanking) -> dict[tuple[object, ...], Variant]:
