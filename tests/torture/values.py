@@ -46,6 +46,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "farm check": ("here",),
     "ci": ("github", "sm90-avx2", "--dry-run"),
     "publish": ("dist", "--to", "public", "--publish-nvidia", "--dry-run"),
+    "packs pull": ("oci:layout", "--out", "pulled", "--dry-run"),
     "recipes write": ("tree", "sm90-avx2", "--dry-run"),
     "recipes check": ("tree", "--no-nix"),
     "recipes migrate": ("tree", "--dry-run"),
