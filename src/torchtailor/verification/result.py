@@ -11,6 +11,8 @@ from msgspec import Meta, Struct
 
 from torchtailor.core.errors import CheckFailedError
 
+HOST = "host"  # everything in a library that is not GPU code
+
 
 class Level(Enum):
     """The three levels of proof, each needing more of the machine than the one before."""

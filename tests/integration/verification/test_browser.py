@@ -16,8 +16,7 @@ from torchtailor.core.format import human_bytes
 from torchtailor.verification.output import as_document
 from torchtailor.verification.report import write_report
 from torchtailor.verification.report.chart import chart
-from torchtailor.verification.result import Check, Level
-from torchtailor.verification.static.facts import HOST
+from torchtailor.verification.result import HOST, Check, Level
 
 pytestmark = pytest.mark.xdist_group("site")  # one browser for all
 

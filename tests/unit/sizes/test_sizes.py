@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -299,3 +301,26 @@ def test_a_library_that_is_gone_is_one_change(tmp_path: Path) -> None:
     assert "linked.so</th>" in text and "in linked.so</th>" not in text
     assert "By architecture" in text and "Kernels of all libraries" in text
     assert "linked.so | " in call("diff", old, new, "--markdown").stdout
+
+
+def test_a_comment_stays_short_with_many_architectures(tmp_path: Path) -> None:
+    def library(numbers: range) -> bytes:
+        entries = (Entry(cubin(str(sm), 1000 + 8 * sm), sm=sm, kind=2, flags=BASE_FLAGS) for sm in numbers)
+        return elf(Place(".nv_fatbin", container(*entries)))
+
+    (tmp_path / "old.so").write_bytes(library(range(70, 71)))
+    (tmp_path / "new.so").write_bytes(library(range(71, 99)))
+    lines = call("diff", tmp_path / "old.so", tmp_path / "new.so", "--markdown").stdout.splitlines()
+    assert len(lines) < 30
+    (more,) = (line for line in lines if " more |" in line)
+    assert more.startswith("| 21 more | ")
+
+
+def test_pages_need_nothing_that_a_plain_installation_lacks(tmp_path: Path) -> None:
+    """The action of `diff` installs torchtailor without its extras."""
+    without = "import sys; sys.modules.update(dict.fromkeys(['capstone', 'numpy'])); from torchtailor.cli import main"
+    words = ["diff", str(FIXTURES / "size.so"), str(FIXTURES / "raw.so"), "--kernels", "--report", "page.html"]
+    line = [sys.executable, "-c", f"{without}; sys.exit(main({words!r}))"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "page.html").stat().st_size > 10_000

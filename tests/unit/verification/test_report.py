@@ -14,8 +14,7 @@ from torchtailor.verification.output import as_document, write_junit
 from torchtailor.verification.report import render, write_report
 from torchtailor.verification.report.chart import chart
 from torchtailor.verification.report.terminal import bars
-from torchtailor.verification.result import Check, Level, VerifyReport
-from torchtailor.verification.static.facts import HOST
+from torchtailor.verification.result import HOST, Check, Level, VerifyReport
 
 EVIL = "</script><img src=x onerror=alert(1)>&\"'"
 

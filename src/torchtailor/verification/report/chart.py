@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.verification.static.facts import HOST
+from torchtailor.verification.result import HOST
 
 OTHERS = "other architectures"
 _LIBRARIES = 14

@@ -22,8 +22,7 @@ from torchtailor.verification.report.parts import (
     table,
     whole_page,
 )
-from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
-from torchtailor.verification.static.facts import HOST
+from torchtailor.verification.result import HOST, Check, CheckOutcome, Level, VerifyReport
 
 _WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
 _FOLDED = 4  # lines of the same kind and outcome that are shown as one

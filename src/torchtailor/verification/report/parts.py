@@ -47,7 +47,7 @@ def table(heads: Sequence[str], rows: Iterable[str], *, name: str = "", foot: st
     over = f"<tr>{above}</tr>" if above else ""
     under = f"<tfoot><tr>{foot}</tr></tfoot>" if foot else ""
     body = f"<thead>{over}<tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>{under}"
-    return f"<div class=scroll><table{marks}>{body}</table></div>"
+    return f"<div class=scroll tabindex=0><table{marks}>{body}</table></div>"
 
 
 def size_cell(size: int) -> str:

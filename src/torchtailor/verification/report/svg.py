@@ -7,7 +7,7 @@ from html import escape
 
 from torchtailor.core.format import human_bytes
 from torchtailor.verification.report.chart import Bytes, Chart, LibraryRow
-from torchtailor.verification.static.facts import HOST
+from torchtailor.verification.result import HOST
 
 _LEFT, _LENGTH = 16.0, 62.0  # per cent of the width: where bars begin, and the longest; the rest is for figures
 _NAME_LINE, _BAR, _GAP, _SPACE = 16, 17, 3, 12

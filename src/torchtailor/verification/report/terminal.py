@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtailor.core.format import human_bytes
 from torchtailor.verification.report.chart import Bytes, Chart, LibraryRow, chart
-from torchtailor.verification.static.facts import HOST
+from torchtailor.verification.result import HOST
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -9,6 +9,7 @@ from torchtailor.verification.sizes.budget import Exceeded
 from torchtailor.verification.sizes.compare import SizeChange, SizeComparison
 
 _CAUSES = 5
+_ARCHITECTURES = 8  # more are one row
 
 
 def markdown(comparison: SizeComparison, over: Sequence[Exceeded] = ()) -> str:
@@ -47,10 +48,17 @@ def _table(title: str, changes: Sequence[SizeChange]) -> Iterator[str]:
         return
     yield f"| {title} | before | after | change |"
     yield "|---|---:|---:|---:|"
-    for one in changes:
+    for one in _few(changes):
         before, after = (human_bytes(size) if size else "none" for size in (one.old, one.new))
         yield f"| {_cell(one.name)} | {before} | {after} | {signed(one.growth)}{share(one)} |"
     yield ""
+
+
+def _few(changes: Sequence[SizeChange]) -> Iterator[SizeChange]:
+    """The first ones, and all others together."""
+    yield from changes[:_ARCHITECTURES]
+    if rest := changes[_ARCHITECTURES:]:
+        yield SizeChange(f"{len(rest)} more", sum(one.old for one in rest), sum(one.new for one in rest))
 
 
 def _cell(text: str) -> str:

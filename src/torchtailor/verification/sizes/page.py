@@ -19,10 +19,10 @@ from torchtailor.verification.inspection.parts import ByteClass
 from torchtailor.verification.report.chart import Bytes, LibraryRow, chart_of
 from torchtailor.verification.report.parts import encoded, legend, table, whole_page
 from torchtailor.verification.report.svg import bars, colour_class, totals
+from torchtailor.verification.result import HOST
 from torchtailor.verification.sizes.compare import SizeChange, SizeComparison, unversioned
 from torchtailor.verification.sizes.history import HistoryDocument
 from torchtailor.verification.sizes.markdown import share, signed
-from torchtailor.verification.static.facts import HOST
 
 _CAUSES = 20
 _MANY = (ByteClass.PYTHON, ByteClass.HEADERS, ByteClass.OTHER)
@@ -114,7 +114,7 @@ def render_history(shown: HistoryDocument) -> str:
 _MAP = """<p>Area is size, colour is what it is for. Open a part with a click or Enter; Escape goes back.</p>
 <nav aria-label="Where you are"><ol class="path" id="treemap-path"></ol></nav>
 <div id="treemap" tabindex="-1"></div>
-<div class=scroll><table class="numbers" aria-label="The same as a table"><thead><tr><th scope=col>Part</th>
+<div class=scroll tabindex=0><table class="numbers" aria-label="The same as a table"><thead><tr><th scope=col>Part</th>
 <th scope=col>Size</th><th scope=col>Share</th><th scope=col>Change</th></tr></thead>
 <tbody id="treemap-rows"></tbody></table></div>"""
 
@@ -142,7 +142,7 @@ def _changes(what: str, changes: Iterable[SizeChange]) -> str:
         f"<td>{one.verdict}</td></tr>"
         for one in changes
     ]
-    return table((what, "Before", "After", "Change", ""), rows) if rows else "<p>Nothing.</p>"
+    return table((what, "Before", "After", "Change", "Result"), rows) if rows else "<p>Nothing.</p>"
 
 
 def _parts(sizes: Sizes) -> Mapping[str, int]:

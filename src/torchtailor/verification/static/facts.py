@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchtailor.trees.artifact.artifact import Artifact
+from torchtailor.verification.result import HOST
 from torchtailor.verification.static.cuts import cut_records
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.verification.static.whole import PagedFacts
-
-HOST = "host"  # everything in a library that is not GPU code
 
 
 def artifact_facts(

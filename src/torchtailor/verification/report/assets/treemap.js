@@ -78,7 +78,7 @@
       const element = document.createElement(leaf ? "div" : "button");
       if (leaf) element.setAttribute("role", "img"); else element.type = "button";
       element.className = "tile " + (tile.node.colour || "host");
-      element.setAttribute("aria-label", said(tile.node, node.size) + (leaf ? "" : "; open"));
+      if (leaf) element.setAttribute("aria-label", said(tile.node, node.size));
       element.title = said(tile.node, node.size);
       element.style.cssText =
         `left:${tile.x}px;top:${tile.y}px;width:${Math.max(1, tile.width - 1)}px;height:${Math.max(1, tile.height - 1)}px`;
@@ -102,7 +102,16 @@
         }
         element.classList.add("nested");
       }
-      if (!leaf) element.addEventListener("click", () => open(tile.node));
+      if (!leaf) {  // what is drawn in it is for the eye; its name is a text that is read
+        const shown = document.createElement("span");
+        shown.setAttribute("aria-hidden", "true");
+        shown.append(...element.childNodes);
+        const name = document.createElement("span");
+        name.className = "read";
+        name.textContent = said(tile.node, node.size) + "; open";
+        element.append(shown, name);
+        element.addEventListener("click", () => open(tile.node));
+      }
       box.append(element);
     }
     path.replaceChildren();
