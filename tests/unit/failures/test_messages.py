@@ -49,6 +49,7 @@ def rounds() -> list[Asked]:
 NOT_TO_BE_TOLD = {
     "bitsandbytes-foundation/bitsandbytes#706",
     "pytorch/pytorch#1376",
+    "deepspeedai/DeepSpeed#4889",
 }  # do not say it
 
 
@@ -63,6 +64,7 @@ SCORES = {  # round: right, wrong, unknown at first sight
     4: (18, 2, 19),
     5: (14, 5, 6),
     6: (18, 0, 6),
+    7: (18, 0, 4),
 }
 
 
