@@ -197,6 +197,7 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
     """What leaves with --gpu none besides GPU code, and what comes in its place."""
     from torchtailor.core.format import counted, human_bytes
     from torchtailor.surgery.cut import GPU_ONLY
+    from torchtailor.trees.wheels.no_gpu import required_name
 
     if files := [file for file in result.dropped_files if file.rule == GPU_ONLY]:
         size = human_bytes(sum(file.size for file in files))
@@ -208,7 +209,7 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
         put = "Would put" if dry_run else "Put"
         yield f"{put} {counted(len(added), 'stand-in')} ({size}) in place of NVIDIA's libraries: {names}."
     if required := result.changed_requirements:
-        gone = ", ".join(text.partition(";")[0].strip() for text, left in required.items() if left is None)
+        gone = ", ".join(dict.fromkeys(required_name(text) for text, left in required.items() if left is None))
         rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
         stays = f" Of others, {rest} stays." if rest else ""
         yield f"No longer required: {gone or 'nothing'}.{stays}"

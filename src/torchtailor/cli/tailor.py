@@ -113,7 +113,8 @@ def _print(report: TailorReport) -> None:
     targets = report.options.targets
     if kept := sum(result.removed_size for result in results):
         packs = 0 if report.options.packs or report.options.no_pack else sum(library.pack_size for library in changed)
-        gained = human_bytes(max(saved - kept - packs, 0))
+        left_out = sum(file.size for result in results for file in result.dropped_files)
+        gained = human_bytes(max(saved + left_out - kept - packs, 0))
         out().print(f"What was cut out is kept ({human_bytes(kept)}): {gained} of disk were freed.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.calling import call
 from tests.unit.building.stack import FAT, nvidia, torch
 from tests.unit.fetch.packages import Package
 from tests.unit.oci.builder import TarFile, read_image, stock, tar_of
@@ -189,6 +191,21 @@ def test_an_environment(site: Path) -> None:
     compiled = "triton/__pycache__/__init__.cpython-313.pyc"
     assert tree(site) == before
     assert compiled in before
+
+
+def test_what_is_said_of_an_environment(site: Path) -> None:
+    (site / "triton/x/y.py").write_bytes(b"x" * 900_000)
+    record = site / "triton-3.4.0.dist-info/RECORD"
+    record.write_text("".join(line for line in record.read_text().splitlines(True) if "y.py" not in line))
+    with record.open("a") as file:
+        file.write("triton/x/y.py,,\n")
+    done = call("tailor", "--env", site, "--gpu", "none", "--keep-removed")
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0
+    assert f"): {', '.join(LEAVE)}." in said
+    assert "No longer required: nvidia-cublas-cu12, nvidia-nccl-cu12, triton." in said
+    (freed,) = re.findall(r"is kept \([^)]+\): ([\d.]+) (\w+) of disk were freed", said)
+    assert freed[1] == "MB"  # what was left out counts
 
 
 def test_what_was_not_kept_is_installed_again_by_name(site: Path) -> None:
