@@ -257,3 +257,5 @@ def test_where_objects_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert remote_storage("objects") == (tmp_path / "objects").as_uri()
     with pytest.raises(UsageError, match="no storage s3"):
         remote_storage("s3://user:secret@bucket")
+    with pytest.raises(UsageError, match="cannot be read"):
+        remote_storage("http://[")

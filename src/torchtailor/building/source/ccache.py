@@ -57,8 +57,11 @@ def ccache_environment(program: str, folders: Folders, build: Path, *, remote: s
 
 def remote_storage(objects: str) -> str:
     """`--objects` as ccache takes it: redis:// and http:// as they are, a folder as file://."""
-    scheme = urlsplit(objects).scheme
-    if scheme in ("http", "redis") and not urlsplit(objects).hostname:
+    try:
+        scheme, host = urlsplit(objects).scheme, urlsplit(objects).hostname
+    except ValueError as error:
+        raise UsageError(f"{redact(objects)} cannot be read: {error}.", "Write redis://HOST or http://HOST.") from error
+    if scheme in ("http", "redis") and not host:
         raise UsageError(f"{redact(objects)} names no host.", f"Write {scheme}://HOST.")
     if scheme in _STORAGES:
         return objects
