@@ -31,7 +31,7 @@ from torchtailor.oci.referrers import Attachment, Proofs, referrer_of
 from torchtailor.oci.transports.base import Document
 from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.image.attached import attached_packs, pull_packs
-from torchtailor.tailoring.image.cold import PACK, PACKS, PATH, SHA256, SIZE
+from torchtailor.tailoring.image.cold import PACK, PACKS, PATH, SHA256, SIZE, packs_label
 from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.opened import opened_image
 from torchtailor.tailoring.image.options import Cold, ImageOptions
@@ -192,14 +192,19 @@ def test_what_a_registry_may_say_of_packs(tmp_path: Path, about: dict[str, str])
         place = tmp_path / "pack"
         place.unlink(missing_ok=True)
         if said is true:
-            (pack,) = attached_packs(source, image)
+            (pack,) = attached_packs(source, image, label(said))
+            assert attached_packs(source, image, label({**said, SHA256: "1" * 64})) == []  # somebody else's
             pack.fetch(source, place, Progress())
             assert place.read_bytes() == b"TTPACK" * 100 and pack.name == "x.ttpack"
             continue
         with pytest.raises(BadInputError):
-            for pack in attached_packs(source, image):
+            for pack in attached_packs(source, image, label(said)):
                 pack.fetch(source, place, Progress())
     assert {path.name for path in tmp_path.iterdir()} <= {"pack"}
+
+
+def label(said: Mapping[str, str]) -> str:
+    return packs_label([(said[PATH], said[SHA256])])
 
 
 class OnePack:

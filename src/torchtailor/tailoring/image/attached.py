@@ -20,9 +20,10 @@ from torchtailor.core.progress import Progress
 from torchtailor.core.trust import Sha256, Size
 from torchtailor.oci.compression import UnpackedLayer
 from torchtailor.oci.descriptor import Descriptor
+from torchtailor.oci.imagespec import ImageConfig, read_manifest
 from torchtailor.oci.transports.base import ImageSource
 from torchtailor.oci.transports.choose import open_source
-from torchtailor.tailoring.image.cold import PACK, PACKS, PATH, SHA256, SIZE, inside_packs
+from torchtailor.tailoring.image.cold import LABEL, PACK, PACKS, PATH, SHA256, SIZE, inside_packs, packs_label
 from torchtailor.tailoring.image.survey import counted_pieces
 from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX
 
@@ -80,10 +81,9 @@ class AttachedPack:
             raise BadInputError(f"{where} is not the pack that is listed for the image.", _AGAIN)
 
 
-def attached_packs(source: ImageSource, image: Descriptor) -> list[AttachedPack]:
-    """All packs that refer to an image."""
-    found: dict[str, AttachedPack] = {}
-    for row in source.referrers(image):
+def attached_packs(source: ImageSource, image: Descriptor, label: str) -> list[AttachedPack]:
+    """The packs that refer to an image, and are those that its label names; others can refer to it as well."""
+    for row in source.referrers(image) if label else ():
         if row.get("artifactType") != PACKS:
             continue
         try:
@@ -92,8 +92,9 @@ def attached_packs(source: ImageSource, image: Descriptor) -> list[AttachedPack]
             packs = [AttachedPack.of(blob) for blob in manifest.layers if blob.media_type == PACK]
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadInputError(f"The list of packs of {source.name} is damaged: {error}.", _AGAIN) from error
-        found |= {pack.path: pack for pack in packs}
-    return [*found.values()]
+        if packs_label((pack.path, pack.sha256) for pack in packs) == label:
+            return packs
+    return []
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,9 @@ def pull_packs(
 
     progress = progress or Progress()
     with open_source(name, insecure=insecure) as source:
-        packs = attached_packs(source, one_image(source, platform).descriptor)
+        image = one_image(source, platform)
+        label = ImageConfig.read(source, read_manifest(image, source.name)).label(LABEL)
+        packs = attached_packs(source, image.descriptor, label)
         if not packs:
             raise NoMatchError(
                 f"No packs refer to {source.name}.",

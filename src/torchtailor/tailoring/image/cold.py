@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torchtailor.oci.referrers import Attachment
 from torchtailor.tailoring.tree import NewFile
 from torchtailor.workload.pack import PACK_FOLDER
 
+LABEL = "torchtailor.packs"  # of the image
 PACKS = "application/vnd.torchtailor.packs.v1"
 PACK = "application/vnd.torchtailor.pack.v1+zstd"
 TITLE = "org.opencontainers.image.title"  # the file that oras makes of a blob
@@ -51,6 +53,13 @@ def inside_packs(path: str) -> str:
     parts = path.split("/")
     last = len(parts) - 1 - parts[::-1].index(PACK_FOLDER)
     return posixpath.join(*parts[last + 1 :])
+
+
+def packs_label(packs: Iterable[tuple[str, str]]) -> str:
+    """What an image says of its packs, by path and hash: with it nobody can attach others to an image that is known by
+    digest."""
+    lines = "".join(f"{sha256}  {path}\n" for path, sha256 in sorted(packs))
+    return f"sha256:{hashlib.sha256(lines.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def attachment_of(packs: Sequence[Descriptor]) -> Attachment:

@@ -35,7 +35,7 @@ from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
-from torchtailor.tailoring.image.cold import PackedPack, attachment_of
+from torchtailor.tailoring.image.cold import LABEL, PATH, SHA256, PackedPack, attachment_of, packs_label
 from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import Cold, ImageOptions
 from torchtailor.tailoring.image.packages import Packages
@@ -474,6 +474,9 @@ class _OneImage:
             ANNOTATION_SOURCE: self.manifest.document.descriptor.digest,
             ANNOTATION_GPUS: ",".join(str(gpu) for gpu in self.tailoring.targets.devices),
         }
+        if self.packs:
+            about = [pack.annotations or {} for pack in self.packs.values()]
+            words[LABEL] = packs_label((one[PATH], one[SHA256]) for one in about)
         config = self.config.updated([layer.diff_id for layer in layers], self.options.line(), words)
         descriptor = replace_descriptor(self.manifest.config, config)
         if to := self.cutter.destination:

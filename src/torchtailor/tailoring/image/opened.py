@@ -43,6 +43,7 @@ from torchtailor.oci.tarstream import TarReader
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.choose import open_source
 from torchtailor.tailoring.image.attached import attached_packs
+from torchtailor.tailoring.image.cold import LABEL
 from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
 from torchtailor.tailoring.image.cut_image import chosen_image, no_image
 from torchtailor.tailoring.image.survey import LayerScan, counted_pieces, store
@@ -76,7 +77,7 @@ def opened_image(
             manifest = read_manifest(image, source.name)
             config = ImageConfig.read(source, manifest)
             root = _Unpacking(source, manifest, config, folder, progress).run()
-            for pack in attached_packs(source, image.descriptor):
+            for pack in attached_packs(source, image.descriptor, config.label(LABEL)):
                 place = root / pack.path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 pack.fetch(source, place, progress)
