@@ -276,7 +276,8 @@ def _update_distribution(
         manifest_path.unlink(missing_ok=True)
         changes[manifest_name] = None
     changes |= _added_rows(one, chains, recorded)
-    changes |= changed_rows(one.files.items(), states.get)
+    hashed = [(path, row) for path, row in one.files.items() if row.hash or states.get(path) is Gone.GONE]
+    changes |= changed_rows(hashed, states.get)  # of compiled Python no RECORD has hashes
     again: list[tuple[int, RecordRow]] = []
     for path, state in states.items():
         if path in one.files or not isinstance(state, FileState):
@@ -285,7 +286,8 @@ def _update_distribution(
             changes[path] = state.row(path)
         else:  # it is back
             places = (change.record_rows.get(one.dist_info.name) for change in recorded[path])
-            again.append((next((place for place in places if place is not None), 0), state.row(path)))
+            row = RecordRow(path) if path.endswith(".pyc") else state.row(path)
+            again.append((next((place for place in places if place is not None), 0), row))
     data = one.record.updated(changes).with_rows_at(again).encode()
     if data != one.record_path.read_bytes():
         old = one.record_path.stat()

@@ -148,6 +148,11 @@ def site(tmp_path: Path) -> Path:
         install(written(package, tmp_path), site)
     (site / "triton" / "__pycache__").mkdir()  # uv lists none in RECORD
     (site / "triton" / "__pycache__" / "__init__.cpython-313.pyc").write_bytes(b"compiled")
+    compiled = "triton/x/__pycache__/y.cpython-313.pyc"  # pip lists them, without a hash
+    (site / compiled).parent.mkdir()
+    (site / compiled).write_bytes(b"compiled")
+    record = site / "triton-3.4.0.dist-info/RECORD"
+    record.write_bytes(f"{compiled},,\r\n".encode() + record.read_bytes())
     return site
 
 
