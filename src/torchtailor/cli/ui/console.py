@@ -121,7 +121,7 @@ def table(
 
 
 _LITTLE = 100_000  # bytes
-_FEW = 10  # rows
+_FEW = 20  # rows
 
 
 def apart(items: Iterable[Item], size: Callable[[Item], int]) -> tuple[list[Item], list[Item]]:
