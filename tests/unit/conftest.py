@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)  # other tests of the worker do reach what is outside
 def one_certificate(homes: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """All the certificates of a system take a twentieth of a second to load, which hundreds of tests would spend."""
     with pytest.MonkeyPatch.context() as patch:

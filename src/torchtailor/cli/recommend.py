@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.advise.recommendation.request import Workload
+from torchtailor.advise.recommendation.request import USUAL_ENVIRONMENT, Workload
 from torchtailor.catalog.methods import Basis
 from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode
@@ -84,7 +84,7 @@ def command(
         python=version,
         release=wanted,
         method=via,
-        into=str(into) if into else ".venv" if environment is None else None,
+        into=str(into) if into else USUAL_ENVIRONMENT if environment is None else None,
         here=found_by_install,
         catalog=catalog,
     )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torchtailor.advise.host.model import SCHEMA, Cpu, Driver, GpuDevice, Host, MigInstance, Note, Room, System, Tegra
 from torchtailor.advise.host.system import system_notes
 from torchtailor.advise.recommendation.hypothetical import NO_GPU, GivenParts, hypothetical_cpu, hypothetical_host
-from torchtailor.advise.recommendation.request import Request, Workload
+from torchtailor.advise.recommendation.request import USUAL_ENVIRONMENT, Request, Workload
 from torchtailor.catalog.load import Catalog
 from torchtailor.core.errors import BadInputError, UsageError
 
@@ -65,7 +65,7 @@ class Query:
         workload = next((one for one in Workload if one.value == self.workload), None)
         if workload is None:
             raise UsageError(f"{self.workload!r} is not a workload of the form.", "Choose one of the list.")
-        return Request(workload, self.python, self.release, self.method)
+        return Request(workload, self.python, self.release, self.method, USUAL_ENVIRONMENT)
 
 
 def read_query(document: Mapping[str, Any]) -> Query:

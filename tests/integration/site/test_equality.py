@@ -15,10 +15,9 @@ import pytest
 from tests import machines
 from tests.integration.site.conftest import open_page
 from tests.unit.recommendation.test_machines_table import TABLE, Row
-from torchtailor.advise.recommendation import Request
 from torchtailor.advise.recommendation.engine import recommend_for
 from torchtailor.advise.recommendation.hypothetical import GivenParts, hypothetical_host
-from torchtailor.advise.recommendation.request import Workload
+from torchtailor.advise.recommendation.request import USUAL_ENVIRONMENT, Request, Workload
 from torchtailor.catalog.products import product_names
 from torchtailor.core.errors import TorchtailorError
 from torchtailor.site.choices import form_choices
@@ -73,7 +72,9 @@ def test_recorded_machines(page: Any) -> None:
     assert len(hosts) > 60
     queries = [{"host": json.loads(msgspec.json.encode(host))} for host in hosts.values()]
     for (name, host), found in zip(hosts.items(), ask(page, queries), strict=True):
-        assert found["recommendation"] == plain(recommend_for(machines.matrix(), host, Request())), name
+        assert found["recommendation"] == plain(
+            recommend_for(machines.matrix(), host, Request(into=USUAL_ENVIRONMENT))
+        ), name
 
 
 # The form asks for no glibc.
@@ -117,7 +118,9 @@ def test_parts_by_name_are_those_of_the_command(page: Any) -> None:
     ):
         parts = GivenParts(tuple(gpus), cpu, driver)
         host = hypothetical_host(machines.catalog(), parts, None, lambda: machines.host("zen4").cpu)
-        wanted = plain(recommend_for(machines.matrix(), host, Request(Workload.GENERAL, "3.12")))
+        wanted = plain(
+            recommend_for(machines.matrix(), host, Request(Workload.GENERAL, "3.12", into=USUAL_ENVIRONMENT))
+        )
         (found,) = ask(page, [{"gpus": gpus, "cpu": cpu, "driver": driver, "python": "3.12"}])
         assert found["recommendation"] == wanted
 

@@ -224,7 +224,7 @@ def test_commands_are_copied(browser: Any, site: Path) -> None:
         browser.find_element("css selector", f"#panel-{key} .copy").click()
         copied[key] = ask(browser, "return window.copied")
         assert copied[key] == text_of(browser, f"#panel-{key} pre")
-    assert copied["torchtailor"] == "torchtailor install pytorch214-python313-cuda12_6-sm89-avx512"
+    assert copied["torchtailor"] == "torchtailor install pytorch214-python313-cuda12_6-sm89-avx512 --into .venv"
     assert copied["pip"].startswith("python -m pip install torch==2.14.1+cu126 --extra-index-url https://")
     assert '[[tool.uv.index]]\nname = "pytorch-cu126"' in copied["pyproject"]
     assert "tailor --env /usr/local --gpu 8.9" in copied["docker"]

@@ -109,7 +109,7 @@ def test_the_line_of_the_dockerfile(tmp_path: Path, nvjpeg: Path) -> None:
     )
     assert match
     venv = Venv(tmp_path / "venv", "pip", with_pip=True)
-    line = match[1].replace("pip install --no-cache-dir torchtailor", f"pip install '{ROOT}'")
+    line = match[1].replace("'torchtailor @ git+URL@COMMIT'", f"'{ROOT}'")
     line = line.replace("--no-cache-dir torch ", f"{nvjpeg} ").replace("/usr/local", str(venv.folder))
     line = line.replace("/tmp/t", str(tmp_path / "tool"))
     assert str(ROOT) in line and str(nvjpeg) in line and str(venv.folder) in line

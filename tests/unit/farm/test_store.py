@@ -416,5 +416,5 @@ def test_cache_prune_knows_the_farm(
     assert main(["cache", "prune", "--all", "--dry-run"]) == 0 and store.record(KEY) is not None
     capsys.readouterr()
     assert main(["cache", "prune", "--all"]) == 0
-    assert "1 entries, 5." in capsys.readouterr().out
+    assert "1 entry, 5." in capsys.readouterr().out
     assert store.record(KEY) is None and not list((tmp_path / "cache" / "farm" / "blobs").glob("*/*"))

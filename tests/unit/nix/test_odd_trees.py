@@ -53,7 +53,8 @@ def test_nixpkgs_by_a_git_revision_is_pinned(catalog: Catalog, tree: Path) -> No
     path = tree / ".flox" / "pkgs" / f"{NAME}.nix"
     lines = [line for line in path.read_text().splitlines(keepends=True) if not line.startswith("# ")]
     text = "".join(lines).replace("builtins.fetchTarball {", "builtins.fetchGit {", 1)
-    start, end = text.index('    url = "'), text.index("  },")
+    start = text.index('    url = "')
+    end = text.index("  },", start)
     for rev, found in (
         ("6a030d535719c5190187c4cec156f335e95e3211", set()),
         ("fe5e41d7ffc0421f0913e8472ce6238ed0daf8e3", {"pin-wrong", "evaluation"} if has_nix() else {"pin-wrong"}),

@@ -109,8 +109,9 @@ def test_an_image(library: Path, trace: list[str], tmp_path: Path, capsys: pytes
     image = stock_image(tmp_path / "stock", [tar_of(package({NAME: library.read_bytes()}))])
     assert main(["image", image, f"oci:{tmp_path}/cut:x", *trace]) == 0
     assert said_of_pages(capsys, f"oci:{tmp_path}/cut:x", "--against", image)["outcome"] == "pass"
-    with tarfile.open(fileobj=io.BytesIO(read_image(tmp_path / "cut").tars[0])) as archive:
-        archive.extractall(tmp_path / "root")
+    for layer in read_image(tmp_path / "cut").tars:
+        with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+            archive.extractall(tmp_path / "root")
     assert calls(tmp_path / "root" / SITE) == "159 -8 0"
 
 

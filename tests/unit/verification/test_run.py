@@ -24,7 +24,7 @@ class Recorder(Progress):
 
     def begin(self, what: str, total: int) -> None:
         self.seen.append(what)
-        self.total = total
+        self.total += total
 
     def advance(self, size: int) -> None:
         self.read += size

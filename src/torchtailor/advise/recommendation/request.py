@@ -25,6 +25,9 @@ class Workload(Enum):
     INT8_INFERENCE = "int8-inference"
 
 
+USUAL_ENVIRONMENT = ".venv"  # where the commands that are shown install to, if nothing else is known
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """The user's choices; None leaves one open."""
