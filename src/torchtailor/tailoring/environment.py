@@ -24,7 +24,7 @@ from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, place_jobs, stage
 from torchtailor.tailoring.in_place import InPlace
-from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal, reconcile
+from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal, changes_in_force, reconcile
 from torchtailor.tailoring.packs import check_tools, libraries_below
 from torchtailor.tailoring.result import TailorResult, not_cut
 from torchtailor.tailoring.tree import StripRule
@@ -41,8 +41,10 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     options = options.with_default_strip()
     progress = progress or Progress()
     if options.dry_run:
+        _check_earlier(site, changes_in_force(site), options)
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, site / STATE_FOLDER, options)
+        _refuse_foreign(site, jobs, options)
         progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)

@@ -201,18 +201,32 @@ class Journal:
         self.empty = True
 
 
+def changes_in_force(site: Path) -> Chains:
+    """What earlier runs did that still holds; nothing is completed or forgotten, as a dry run wants it."""
+    journal = Journal(site)
+    journal.check_links()
+    return _read(journal, {})[2]
+
+
+def _read(
+    journal: Journal, known: Mapping[str, FileState | Gone]
+) -> tuple[Chains, dict[str, FileState | Gone | None], Chains]:
+    """All changes by path, what each file is now, and the changes that hold."""
+    recorded: Chains = {}
+    for change in journal.changes():
+        recorded.setdefault(change.path, []).append(change)
+    actual = {path: known.get(path) or _actual(journal.site, path, chain) for path, chain in recorded.items()}
+    in_force = {path: _in_force(chain, actual[path]) for path, chain in recorded.items()}
+    return recorded, actual, {path: chain for path, chain in in_force.items() if chain}
+
+
 def reconcile(journal: Journal, known: Mapping[str, FileState | Gone] | None = None) -> Chains:
     """Complete whatever an interrupted run left, and return the changes in force.
 
     A file that is neither what a change found nor what it made was reinstalled or changed by something else: its
     changes are forgotten, with the removed bytes. `known` are files that were just put in place and need no reading.
     """
-    recorded: Chains = {}
-    for change in journal.changes():
-        recorded.setdefault(change.path, []).append(change)
-    actual = {path: (known or {}).get(path) or _actual(journal.site, path, chain) for path, chain in recorded.items()}
-    in_force = {path: _in_force(chain, actual[path]) for path, chain in recorded.items()}
-    chains = {path: chain for path, chain in in_force.items() if chain}
+    recorded, actual, chains = _read(journal, known or {})
     names = {name for chain in recorded.values() for change in chain for name in change.distributions}
     places = [journal.site / name for name in sorted(names) if name.endswith(".dist-info")]
     folders = [place for place in places if place.is_dir() and not place.is_symlink()]

@@ -22,6 +22,7 @@ from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.cli import main
 from torchtailor.core import disk
 from torchtailor.core.disk import locked
 from torchtailor.core.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
@@ -164,9 +165,13 @@ def test_two_cuts_and_back(site: Path, tmp_path: Path, wide: bytes) -> None:
 
 def test_what_was_cut_out_cannot_be_a_target(site: Path) -> None:
     tailor_environment(site, options("9.0"))
-    with pytest.raises(ImpossibleError, match=r"cut for 9\.0 and has no code for 8\.0"):
-        tailor_environment(site, options("8.0"))
+    for dry_run in (True, False):
+        before = tree(site)
+        with pytest.raises(ImpossibleError, match=r"cut for 9\.0 and has no code for 8\.0"):
+            tailor_environment(site, options("8.0", dry_run=dry_run))
+        assert tree(site) == before
     check_records(site)
+    assert main(["inspect", str(site), "--gpu", "8.0"]) == 0
 
 
 def test_what_no_lto_removed_cannot_be_kept_later(site: Path, tmp_path: Path) -> None:

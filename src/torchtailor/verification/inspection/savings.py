@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torchtailor.catalog import Capability, Catalog, TorchArch
 from torchtailor.code.gpucode.targets import Targets
-from torchtailor.core.errors import NoMatchError
+from torchtailor.core.errors import ImpossibleError, NoMatchError
 from torchtailor.core.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
@@ -25,6 +25,6 @@ def cut_for_savings(
     places = () if artifact.site_packages else (artifact.path,)
     try:
         report = tailor_inputs(places, cut, env=None if places else artifact.path, progress=progress)
-    except NoMatchError:  # nothing in it is cut
+    except (NoMatchError, ImpossibleError):  # nothing in it is cut, or it was cut for others
         return {}
     return {library.path: library for result in report.results for library in result.libraries}
