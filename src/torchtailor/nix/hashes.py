@@ -63,7 +63,6 @@ def find_hashes(
 ) -> tuple[HashResult, ...]:
     """Find the missing hashes of recipes (of all, without names) in every tree at a folder, and write them into the
     lock and the recipes."""
-    need_tool("nix-build")
     contexts = [open_tree(catalog, tree, with_nix=False) for tree in find_trees(root)]
     for context in contexts:
         context.require_recipes()
@@ -71,6 +70,7 @@ def find_hashes(
     for name in names:
         if not any(name in context.names for context in contexts):
             raise NoMatchError(f"There is no recipe {name} in {root}.", "`torchtailor recipes write` writes recipes.")
+    need_tool("nix-build")
     return tuple(_hash_tree(catalog, context, names, dry_run=dry_run) for context in contexts)
 
 

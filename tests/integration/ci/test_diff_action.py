@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tests.programs import write_program
 from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.wheels.builder import build_wheel
 
@@ -25,11 +26,10 @@ BUDGET = '[budget.library."libx.so"]\ngrowth = "1 kB"\n'
 PYTHON3 = """#!/bin/sh
 mkdir -p "$3/bin"
 printf '#!/bin/sh\\n' > "$3/bin/python"
-printf '#!/bin/sh\\nexec {python} -m torchtailor "$@"\\n' > "$3/bin/torchtailor"
+printf '#!/bin/sh\\nexec "{python}" -m torchtailor "$@"\\n' > "$3/bin/torchtailor"
 chmod +x "$3/bin/python" "$3/bin/torchtailor"
 """
-GH = """#!{python}
-import json, pathlib, sys
+GH = """import json, pathlib, sys
 body = pathlib.Path(sys.argv[sys.argv.index("--body-file") + 1]).read_text()
 pathlib.Path(__file__).with_name("asked.json").write_text(json.dumps([*sys.argv[1:4], body]))
 """
@@ -43,10 +43,10 @@ class Runner:
         self.temp.mkdir()
         self.tools.mkdir()
         self.output, self.summary = folder / "output", folder / "summary.md"
-        shims = {"gh": GH} if real else {"gh": GH, "python3": PYTHON3}
-        for name, text in shims.items():
-            (self.tools / name).write_text(text.replace("{python}", sys.executable))
-            (self.tools / name).chmod(0o755)
+        write_program(self.tools / "gh", GH)
+        if not real:
+            (self.tools / "python3").write_text(PYTHON3.replace("{python}", sys.executable))
+            (self.tools / "python3").chmod(0o755)
 
     def run(self, given: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()} | dict(given)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.integration.building.conftest import Shell, shell, site
+from tests.programs import write_program
 from tests.unit.ci.workflows import OPTIONS, load, written
 from torchtailor.catalog import load_catalog
 from torchtailor.publish.ci.plan import CiOptions, CiSystem
@@ -191,8 +192,7 @@ def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
 
 
-GH = """#!{python}
-import json, pathlib, sys
+GH = """import json, pathlib, sys
 store, words = pathlib.Path(__file__).with_name("issues.json"), sys.argv[1:]
 issues = json.loads(store.read_text()) if store.exists() else []
 given = dict(zip(words, words[1:]))
@@ -200,11 +200,11 @@ match words[:2]:
     case ["issue", "list"]:  # the newest first
         rows = [one for one in reversed(issues) if given["--state"] in ("all", one["state"])]
         open = [one["number"] for one in rows][:1]
-        shown = {{".[].body": [one["body"] for one in rows], ".[0].number // empty": open}}
+        shown = {".[].body": [one["body"] for one in rows], ".[0].number // empty": open}
         print(*shown[given["--jq"]], sep="\\n", end="")
     case ["issue", "create"]:
         body = pathlib.Path(given["--body-file"]).read_text()
-        issues.append({{"number": len(issues) + 1, "state": "open", "title": given["--title"], "body": body}})
+        issues.append({"number": len(issues) + 1, "state": "open", "title": given["--title"], "body": body})
     case ["issue", "edit"]:
         (issue,) = [one for one in issues if one["number"] == int(words[2])]
         issue["body"] = pathlib.Path(given["--body-file"]).read_text()
@@ -222,8 +222,7 @@ def test_a_schedule_opens_one_issue(shell: Shell) -> None:
     script = step_of(workflow_of(shell, "github", "--schedule", "0 3 * * *"), "news", "Say it in one issue")
     place, state = shell.root / "gh", shell.root / "gh" / "issues.json"
     place.mkdir()
-    (place / "gh").write_text(GH.format(python=sys.executable))
-    (place / "gh").chmod(0o755)
+    write_program(place / "gh", GH)
 
     def night(news: str) -> list[dict[str, Any]]:
         done = shell.run("bash", "-e", "-c", script, NEWS=news, PATH=f"{place}{os.pathsep}{os.environ['PATH']}")

@@ -44,6 +44,8 @@ def test_nobody_else_can_use_the_workers_of_this_machine(shell: Shell, wanted: d
     build = Watched(start(shell, "local:2"))
     try:
         wait_until(lambda: shell.site.waiting >= 2, "both workers download")
+        # the scheduler's, two nannies', two workers'; one worker can be at two downloads before the other listens
+        wait_until(lambda: len(listening(build.process.pid)) >= 5, "both workers listen")
         ports = listening(build.process.pid)
         lines = [Path(f"/proc/{pid}/{file}").read_bytes() for pid in processes(build.process.pid) for file in _SHOWN]
         keys = [path for path in [*temporary.rglob("*"), *tmp_path.rglob("*.pem")] if _is_readable_key(path)]
@@ -51,7 +53,7 @@ def test_nobody_else_can_use_the_workers_of_this_machine(shell: Shell, wanted: d
     finally:
         shell.site.gate.set()
         ended = build.end()
-    assert len(ports) == 5, ports  # the scheduler's, two nannies', two workers'
+    assert len(ports) == 5, ports
     assert [address for address in ports.values() if not ip_address(address).is_loopback] == []
     assert reached == []
     assert keys == [] and not [line for line in lines if b"PRIVATE KEY" in line]
@@ -174,6 +176,7 @@ def test_what_is_wrong_with_tls_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import dask
+    import distributed  # noqa: F401  # or its defaults would go with what is set below
 
     monkeypatch.setattr("torchtailor.building.farm.address._SPEAK", 3.0)
     settings, address = authority.settings, secured.address
@@ -208,6 +211,7 @@ def test_what_is_wrong_with_tls_is_said_in_a_sentence(
 
 def test_a_cluster_without_tls_is_warned_of(shell: Shell, authority: Authority, tmp_path: Path) -> None:
     import dask
+    import distributed  # noqa: F401  # or its defaults would go with what is set below
 
     with running(tmp_path, "one") as cluster:
         if ip_address(cluster.address.rpartition(":")[0].removeprefix("tcp://")).is_loopback:

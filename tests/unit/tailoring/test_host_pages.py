@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
 import sys
-import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.tars import unpack_tar
 from tests.unit.oci.builder import read_image, tar_of
 from tests.unit.oci.builder import stock as stock_image
 from tests.unit.oci.test_workload import SITE, package
@@ -110,8 +109,7 @@ def test_an_image(library: Path, trace: list[str], tmp_path: Path, capsys: pytes
     assert main(["image", image, f"oci:{tmp_path}/cut:x", *trace]) == 0
     assert said_of_pages(capsys, f"oci:{tmp_path}/cut:x", "--against", image)["outcome"] == "pass"
     for layer in read_image(tmp_path / "cut").tars:
-        with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
-            archive.extractall(tmp_path / "root")
+        unpack_tar(layer, tmp_path / "root")
     assert calls(tmp_path / "root" / SITE) == "159 -8 0"
 
 

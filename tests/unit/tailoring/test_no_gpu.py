@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tarfile
 import zipfile
 from dataclasses import replace
 from importlib.metadata import PathDistribution
@@ -17,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.calling import call
+from tests.tars import unpack_tar
 from tests.unit.building.stack import FAT, nvidia, torch
 from tests.unit.fetch.packages import Package
 from tests.unit.oci.builder import TarFile, read_image, stock, tar_of
@@ -292,8 +291,7 @@ def test_an_image(site: Path, tmp_path: Path) -> None:
     cut, written_image = tmp_path / "root", read_image(tmp_path / "cut")
     assert written_image.config["history"][-1]["created_by"] == "torchtailor image --gpu none"
     for layer in written_image.tars:
-        with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
-            tar.extractall(cut, filter="data")
+        unpack_tar(layer, cut)
     check_without_gpu(cut / place)
     manifest = json.loads((cut / place / "torch-2.8.0.dist-info/torchtailor.json").read_text())
     assert manifest["target"]["label"] == "nogpu"
