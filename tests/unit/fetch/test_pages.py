@@ -121,8 +121,10 @@ def test_links_that_are_not_offered(href: str) -> None:
 
 def test_deep_json() -> None:
     deep = b'{"meta": ' + b"[" * 100_000 + b"]" * 100_000 + b', "files": []}'
-    with pytest.raises(NetworkError, match="not valid JSON"):
-        parse_page(deep, JSON_TYPE, URL, SOURCE)
+    try:
+        assert parse_page(deep, JSON_TYPE, URL, SOURCE) == ()  # Python 3.14 reads it
+    except NetworkError as error:
+        assert "not valid JSON" in error.message
 
 
 @pytest.mark.parametrize("piece", ["<a ", "<", "<a href='", '<a "', "<!--", "<a\t=", "<!-- <a >", "a<b", "</a"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tarfile
 import threading
@@ -116,7 +117,7 @@ class _ArchiveDestination:
             return self
         folder = self._path.absolute().parent
         with disk_errors(folder):
-            if self._path.is_dir():
+            if _is_folder(self._path):
                 raise UsageError(f"{self._path} is a folder.", f"Write oci:{self._path}, or the name of a file.")
             check_replaceable(self._path)
             self._made = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -252,6 +253,14 @@ class DockerArchiveDestination(_ArchiveDestination):
             INDEX: new_index([index_entry(root, names)]),
             DOCKER_MANIFEST_FILE: msgspec.json.encode([saved]),
         }
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one; a name that no disk takes is an error, of which Path.is_dir says nothing since Python 3.14."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _standard_output(where: str) -> BinaryIO:
