@@ -413,6 +413,32 @@ def test_a_torch_without_gpu_code_is_one_for_the_cpu(tmp_path: Path, capsys: pyt
         assert answer["torch"].startswith("2.15.0+cu132.nogpu")
 
 
+def test_a_torch_without_gpu_code_is_tried_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `torch.version.cuda` is that of the official wheel, whose message on drivers would be taken for a problem."""
+    monkeypatch.setattr("torchtailor.advise.host.detect.detect", lambda catalog: machines.host("zen4"))
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "version.py").write_text("__version__ = '2.15.0+cu132'\ncuda = '13.2'\n")
+    (site / "torch" / "__init__.py").write_text(
+        "from torch import version\n"
+        "class Tensor(float):\n"
+        "    __matmul__ = lambda self, _: self\n"
+        "    item = float.__float__\n"
+        "def ones(size, device='cpu'):\n"
+        "    if device == 'cuda':\n"
+        "        raise RuntimeError('Found no NVIDIA driver on your system.')\n"
+        "    return Tensor(size)\n"
+    )
+    for label, problems in (("", ["no-driver"]), (".nogpu", [])):
+        (site / f"torch-2.15.0+cu132{label}.dist-info").mkdir()
+        main(["doctor", "--env", str(site), "--json"])
+        answer = msgspec.json.decode(capsys.readouterr().out)
+        assert [one["kind"] for one in answer["problems"] if one["kind"] == "no-driver"] == problems
+        (site / f"torch-2.15.0+cu132{label}.dist-info").rmdir()
+
+
 def test_a_described_machine_with_an_environment_of_this_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,10 +27,10 @@ from torchtailor.verification.doctor.symptoms import ProblemKind, Symptom, read_
 from torchtailor.verification.failures import Diagnosis, diagnose
 from torchtailor.verification.failures.process import message_of
 
-# The smallest thing that needs everything: libraries, driver, GPU, code for it.
+# The smallest thing that needs everything: libraries, driver, GPU, code for it; on the CPU where torch is for that.
 _TRIAL = (
-    "import torch; a = torch.ones(8) @ torch.ones(8); "
-    "print((torch.ones(8, device='cuda') + 1).sum().item() if torch.version.cuda else a.item())"
+    "import sys, torch; a = torch.ones(8) @ torch.ones(8); "
+    "print((torch.ones(8, device='cuda') + 1).sum().item() if sys.argv[1] == 'cuda' else a.item())"
 )
 # What is meant as the path of a log: one word with a folder or an ending such as logs have.
 _PATH = re.compile(r"[^\s:'\"]*/[^\s:'\"]+|[^\s:'\"/]+\.(?:log|txt|out|err|stderr)", re.IGNORECASE)
@@ -84,7 +84,7 @@ def _examined(
     if torch is None:
         return TorchEnvironment(host, None, shown, seen, interpreter=interpreter)
     if run:
-        said = message_of(launch.run(["-c", _TRIAL], timeout=180))
+        said = message_of(launch.run(["-c", _TRIAL, "cuda" if torch.cuda else "cpu"], timeout=180))
         seen = diagnose(io.BytesIO(said.encode("utf-8", "replace"))) if said else None
     symptoms = {symptom.kind: symptom for symptom in read_symptoms(seen)}
     others = _without_code(torch, host, catalog) if ProblemKind.NO_CODE in symptoms and not damage else ()
