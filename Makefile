@@ -19,12 +19,17 @@ export TORCHTAILOR_CACHE ?= $(CURDIR)/build/cache
 export TORCHTAILOR_STATE ?= $(CURDIR)/build/state
 endif
 
+# An environment that was moved or copied, or whose Python is gone, is made anew.
+ifneq ($(shell test -x $(BIN)/python && cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
 .PHONY: build test compiled-tests test-slow torture lint types lock docs site recipes bench wheel release clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
 	$(BIN)/torchtailor recommend
-	rm -rf build/env
+	build/env/bin/python -c "" 2>/dev/null || rm -rf build/env  # what an interrupted run left
 	$(BIN)/torchtailor install --into build/env --plain
 
 # One process more than cores: a quarter of the time is waiting for what tests start or fetch. All of them would compile

@@ -9,6 +9,7 @@ the file VENV/.NAME. Older Pythons must be able to read this file, to be told th
 import ast
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,14 @@ _SETTINGS = {
     "find-links": ("UV_FIND_LINKS", ","),
     "trusted-host": ("UV_INSECURE_HOST", " "),
     "cert": ("SSL_CERT_FILE", " "),
+    "proxy": ("ALL_PROXY", " "),
 }
+# The settings of pip and uv about how an index is reached; all others would install something else, or elsewhere.
+_REACHING = re.compile(
+    "(PIP|UV)_((DEFAULT_|EXTRA_)?INDEX(_URL)?|FIND_LINKS|NO_INDEX|TRUSTED_HOST|INSECURE_HOST|CERT|CLIENT_CERT|PROXY"
+    "|(HTTP_|REQUEST_|DEFAULT_|HTTP_CONNECT_)?TIMEOUT|(HTTP_)?RETRIES|OFFLINE|CACHE_DIR|NO_CACHE(_DIR)?"
+    "|KEYRING_PROVIDER|NO_INPUT|CONFIG_FILE|NO_CONFIG|NATIVE_TLS|SYSTEM_CERTS|LINK_MODE|INDEX_.*|CONCURRENT_.*)"
+)
 
 _FULL = ("No space left on device", "Disk quota exceeded", "os error 28")
 # What pip and uv print where an index cannot be reached; in lower case.
@@ -81,25 +89,33 @@ def check_python() -> None:
 
 def set_up(venv: Path, names: "list[str]") -> None:
     python, unfinished = venv / "bin" / "python", venv / ".unfinished"
-    # What an interrupted run left may look installed and lack files.
-    if unfinished.exists() or run([*pip(python), "--version"]).returncode:
+    # What an interrupted run left may look installed and lack files; what was moved or copied names the old place.
+    if unfinished.exists() or was_moved(venv) or run([*pip(python), "--version"]).returncode:
         make_environment(venv)
         names = ["test", *(name for name in names if name != "test")]
     unfinished.touch()
     for name in names:
         stamp = venv / f".{name}"
         stamp.unlink(missing_ok=True)
-        print(f"installing requirements/{name}.txt into {venv}", flush=True)
+        size = ", a download of 130 MB" if name == "test" else ""
+        print(f"installing requirements/{name}.txt into {venv}{size}", flush=True)
         install(python, "-r", str(LOCKS / f"{name}.txt"))
         if name == "test":
             install(python, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
             compile_hook(python)
-        stamp.touch()
+        stamp.write_text(str(ROOT))
     unfinished.unlink()
+
+
+def was_moved(venv: Path) -> bool:
+    stamp = venv / ".test"
+    return stamp.exists() and stamp.read_text() != str(ROOT)
 
 
 def make_environment(venv: Path) -> None:
     print(f"making {venv}", flush=True)
+    if venv.exists() and not venv.is_dir():
+        raise SetUpError(f"{venv} is not a folder.", "Move it away, then run make again.")
     missing = [module for module in ("venv", "ensurepip") if not importlib.util.find_spec(module)]
     done = None if missing else run([sys.executable, "-m", "venv", "--clear", str(venv)])
     if done and not done.returncode:
@@ -111,34 +127,53 @@ def make_environment(venv: Path) -> None:
     if done:
         check_known(_FULL[0] if full else done.stdout)
         print(done.stdout.strip(), file=sys.stderr)
+        raise SetUpError(f"{sys.executable} could not make {venv}.", "See its message above; then run make again.")
     raise SetUpError(
-        "This Python cannot make virtual environments"
-        + (f": it has no {' and no '.join(missing)}." if missing else "; its message is above."),
+        f"This Python cannot make virtual environments: it has no {' and no '.join(missing)}.",
         "On Debian and Ubuntu: apt-get install python3-venv. Then run make again.",
     )
 
 
 def install(python: Path, *what: str) -> None:
     """With uv, which takes a tenth of pip's time, or else with pip; both only install files that have a locked hash."""
-    environment = with_caches({"PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1", **os.environ})
+    given = {name: value for name, value in os.environ.items() if is_kept(name)}
+    environment = with_caches({"PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1", **given})
     uv = python.with_name("uv")
-    with_pip = [*pip(python), "install", "--quiet", "--no-compile"]
+    with_pip = [*pip(python), "install", "--quiet", "--no-compile", "--no-user"]
+    why = ""
     if not uv.exists():
         done = run([*with_pip, "-r", str(LOCKS / "uv.txt")], environment)
         check_known(done.stdout)
     if uv.exists():
         listed = run([*pip(python), "config", "list"], environment).stdout
         command = [str(uv), "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match"]
+        command += ["--no-index"] if is_on(pip_settings(listed).get("no-index", "")) else []
         done = run([*command, "--python", str(python), *what], {**for_uv(listed), **environment})
         if not done.returncode:
             return
         check_known(done.stdout)
-    print(f"{done.stdout.strip()}\nuv cannot be used here; trying pip, which takes some minutes", flush=True)
+        why = f"{done.stdout.strip()}\n"
+    print(f"{why}uv cannot be used here; trying pip, which takes some minutes", flush=True)
     done = run([*with_pip, *what], environment)
     if done.returncode:
         check_known(done.stdout)
         print(done.stdout.strip(), file=sys.stderr)
-        raise SetUpError("pip could not install the packages.", "See its message above; then run make again.")
+        variables = sorted(name for name in given if name.startswith(("PIP_", "UV_")))
+        raise SetUpError(
+            "pip could not install the packages.",
+            "See its message above"
+            + (f", and the settings in {', '.join(variables)}" if variables else "")
+            + "; then run make again.",
+        )
+
+
+def is_kept(name: str) -> bool:
+    """Whether pip and uv see this variable."""
+    return not name.startswith(("PIP_", "UV_")) or bool(_REACHING.fullmatch(name))
+
+
+def is_on(value: str) -> bool:
+    return value.lower() in ("1", "true", "yes", "on")
 
 
 def check_known(output: str) -> None:
@@ -148,6 +183,8 @@ def check_known(output: str) -> None:
             "The disk is full.",
             "The environment needs 500 MB, of which 130 MB are downloaded; make room, then run make again.",
         )
+    if "the network was disabled" in output:
+        raise SetUpError("UV_OFFLINE is set, and uv's cache lacks packages.", "Unset it, then run make again.")
     if any(sign in output.lower() for sign in _UNREACHABLE):
         raise SetUpError(
             "The package index cannot be reached.",
@@ -193,20 +230,25 @@ def run(command: "list[str]", environment: "dict[str, str] | None" = None) -> "s
         return subprocess.CompletedProcess(command, 127, str(error))
 
 
-def for_uv(listed: str) -> "dict[str, str]":
-    """The environment that tells uv what `pip config list` says; a pip variable wins over `[install]`, that over
-    `[global]`."""
+def pip_settings(listed: str) -> "dict[str, str]":
+    """What `pip config list` says; a variable wins over `[install]`, that over `[global]`."""
     found: dict[str, tuple[int, str]] = {}
     order = {"global": 0, "install": 1, ":env:": 2}
     for line in listed.splitlines():
         name, _, value = line.partition("=")
         section, _, key = name.rpartition(".")
-        if key in _SETTINGS and section in order and order[section] >= found.get(key, (0, ""))[0]:
+        if section in order and order[section] >= found.get(key, (0, ""))[0]:
             found[key] = order[section], ast.literal_eval(value)
+    return {key: value for key, (_, value) in found.items()}
+
+
+def for_uv(listed: str) -> "dict[str, str]":
+    """The environment that tells uv what `pip config list` says."""
+    settings = pip_settings(listed)
     return {
-        variable: separator.join(found[key][1].split())
+        variable: separator.join(settings[key].split())
         for key, (variable, separator) in _SETTINGS.items()
-        if key in found
+        if key in settings
     }
 
 

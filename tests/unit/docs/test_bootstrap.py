@@ -146,3 +146,104 @@ def test_an_interrupted_run_is_begun_again(
     assert {file.name for file in venv.glob(".*")} == {".test", ".docs"}
     assert _BOOTSTRAP.main() == 0  # what is there is kept
     assert made == [venv, venv] and installed[4:] == ["docs.txt"]
+
+
+def test_a_moved_environment_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its programs name the Python of the old place."""
+    venv = tmp_path / "venv"
+    made: list[Path] = []
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to("/bin/true")
+    monkeypatch.setattr(_BOOTSTRAP, "make_environment", made.append)
+    monkeypatch.setattr(_BOOTSTRAP, "install", lambda python, *what: None)
+    monkeypatch.setattr(_BOOTSTRAP, "compile_hook", lambda python: None)
+    _BOOTSTRAP.set_up(venv, ["test"])
+    assert made == []
+    (venv / ".test").write_text("/another/place")
+    _BOOTSTRAP.set_up(venv, ["docs"])
+    assert made == [venv]
+    assert (venv / ".test").read_text() == str(_BOOTSTRAP.ROOT)
+
+
+def test_make_sees_a_moved_environment(tmp_path: Path) -> None:
+    """The stamp of a copy is as new as that of the original; only what it says differs."""
+    (tmp_path / "Makefile").write_text((_BOOTSTRAP.ROOT / "Makefile").read_text())
+    for name in ("requirements/test.txt", "pyproject.toml", "tools/bootstrap.py", "tools/build_hook.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    python, stamp = tmp_path / ".venv" / "bin" / "python", tmp_path / ".venv" / ".test"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+
+    def would_do() -> str:
+        command = ["make", "--dry-run", "--no-print-directory", ".venv/.test"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    stamp.write_text(str(tmp_path.resolve()))
+    assert "bootstrap" not in would_do()
+    stamp.write_text("/another/place")
+    assert "bootstrap" in would_do()
+    stamp.write_text(str(tmp_path.resolve()))
+    python.unlink()
+    python.symlink_to("/gone/python3")
+    assert "bootstrap" in would_do()
+
+
+def test_a_file_in_the_place_of_the_environment_is_said(tmp_path: Path) -> None:
+    (tmp_path / "venv").touch()
+    with pytest.raises(_BOOTSTRAP.SetUpError, match="is not a folder"):
+        _BOOTSTRAP.make_environment(tmp_path / "venv")
+    assert (tmp_path / "venv").exists()
+
+
+def test_what_venv_refuses_is_not_a_missing_package(tmp_path: Path) -> None:
+    with pytest.raises(_BOOTSTRAP.SetUpError, match="could not make") as raised:
+        _BOOTSTRAP.make_environment(tmp_path / "a:b")  # bin cannot be on a PATH
+    assert "apt-get" not in raised.value.hint
+
+
+def test_only_settings_that_reach_an_index_are_kept() -> None:
+    kept = (
+        "PIP_INDEX_URL",
+        "PIP_NO_INDEX",
+        "PIP_PROXY",
+        "UV_DEFAULT_INDEX",
+        "UV_INDEX_MINE_PASSWORD",
+        "HOME",
+        "UV_OFFLINE",
+    )
+    lost = ("PIP_TARGET", "PIP_USER", "PIP_PREFIX", "PIP_CONSTRAINT", "UV_PYTHON", "UV_OVERRIDE", "UV_EXCLUDE_NEWER")
+    assert [name for name in (*kept, *lost) if _BOOTSTRAP.is_kept(name)] == list(kept)
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_packages_are_not_installed_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither where pip's variables point, nor from an index that they forbid."""
+    seen: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        seen.append((command, environment or {}))
+        listed = ":env:.no-index='yes'\n:env:.proxy='http://proxy.example:3128'\n" if command[-1] == "list" else ""
+        return subprocess.CompletedProcess(command, 0, listed)
+
+    monkeypatch.setattr(_BOOTSTRAP, "run", run)
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
+    (tmp_path / "uv").touch()
+    _BOOTSTRAP.install(tmp_path / "python", "-r", "some.txt")
+    command, environment = seen[-1]
+    assert "--no-index" in command
+    assert environment["ALL_PROXY"] == "http://proxy.example:3128"
+    assert not any("PIP_TARGET" in environment for _, environment in seen)
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_the_settings_in_force_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "ftp:/nowhere")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(_BOOTSTRAP.SetUpError) as raised:
+        (tmp_path / "python").symlink_to(sys.executable)
+        _BOOTSTRAP.install(tmp_path / "python", "--target", str(tmp_path), "no-such-project-x")
+    assert "PIP_INDEX_URL, PIP_NO_INDEX" in raised.value.hint
+    assert capfd.readouterr().err.count("No matching distribution") == 1
