@@ -30,6 +30,23 @@ def die_at(step: int) -> Callable[[], int]:
     return lambda: next(counter) - 1
 
 
+def until_killed(step: int, run: Callable[[], object]) -> tuple[int, int]:
+    """Run something in a process that is killed at its n-th change; how it ended, and how many changes a whole run
+    has."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            steps = die_at(step)
+            run()
+            os.write(writer, str(steps()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(said or 0)
+
+
 def _writes(arguments: tuple[Any, ...]) -> bool:
     _, mode, flags = arguments
     return bool(set("wax+") & set(mode)) if mode else bool((flags or 0) & (os.O_WRONLY | os.O_RDWR))

@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def artifact_named(
-    name: str, *, platform: str | None = None, insecure: bool = False, progress: Progress | None = None
+    name: str,
+    *,
+    platform: str | None = None,
+    insecure: bool = False,
+    packs: bool = False,
+    progress: Progress | None = None,
 ) -> Iterator[Artifact]:
-    """The artifact for as long as the block runs; of an image what matters is unpacked meanwhile."""
+    """The artifact for as long as the block runs; of an image what matters is unpacked meanwhile, packs if wanted."""
     from torchtailor.tailoring.image.opened import is_image_name, opened_image
     from torchtailor.trees.artifact.conda import opened_artifact
 
     if not is_image_name(name):
         opened = opened_artifact(Path(name))
     else:
-        opened = opened_image(name, platform=platform, insecure=insecure, progress=progress)
+        opened = opened_image(name, platform=platform, insecure=insecure, packs=packs, progress=progress)
     with opened as artifact:
         yield artifact

@@ -71,9 +71,11 @@ def command(
     for place in filter(None, (junit, report)):
         check_output(place)
     with _VerifyBar(plain=plain) as shown, ExitStack() as stack:
-        found = stack.enter_context(artifact_named(target, platform=platform, insecure=insecure, progress=shown))
+        found = stack.enter_context(
+            artifact_named(target, platform=platform, insecure=insecure, packs=True, progress=shown)
+        )
         stock = against and stack.enter_context(
-            artifact_named(against, platform=platform, insecure=insecure, progress=shown)
+            artifact_named(against, platform=platform, insecure=insecure, packs=True, progress=shown)
         )
         result = verify(
             found,

@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
+from tests.unit.oci.builder import stock, tar_of
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.oci.referrers import referrer_of
+from torchtailor.oci.transports.choose import open_destination, open_source
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.image.attached import pull_packs
+from torchtailor.tailoring.image.cold import LABEL, attachment_of, packed_cold, packs_label
 from torchtailor.tailoring.restore import restore_environment
+from torchtailor.tailoring.tree import FileState, NewFile
 from torchtailor.tailoring.wheel import tailor_wheel
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
@@ -102,6 +108,33 @@ def test_environment_on_a_full_disk(tmp_path: Path, library: bytes, room: int) -
         check_records(site)
         restore_environment(site)
         assert tree(site) == before
+
+
+def test_packs_that_are_pulled_to_a_full_disk(tmp_path: Path) -> None:
+    """What is there is whole, and the same command finishes when there is room."""
+    bytes_of = {f"lib{number}.so-12345678.ttpack": os.urandom(300_000) for number in range(4)}
+    packs = {}
+    for name, data in bytes_of.items():
+        (tmp_path / name).write_bytes(data)
+        new = NewFile(f"site-packages/torchtailor-packs/{name}", tmp_path / name, FileState.of_bytes(data), None)
+        place = tmp_path / f"{name}.zst"
+        packs[place] = packed_cold(new, place, 1)
+    config = {"config": {"Labels": {LABEL: packs_label(packs.values())}}}
+    stock(tmp_path / "image", [tar_of({"a": b"x"})], config=config)
+    with open_source(f"oci:{tmp_path}/image") as source, open_destination(f"oci:{tmp_path}/image:x") as image:
+        for place, pack in packs.items():
+            image.put_file(pack.blob, place)
+        image.attach(referrer_of(source.root().descriptor, attachment_of(packs.values())))
+        image.commit(source.root())
+    with small_disk(tmp_path / "disk", 700_000) as disk:
+        with pytest.raises(EnvironmentProblem, match="The disk is full") as caught:
+            pull_packs(f"oci:{tmp_path}/image:x", disk / "packs")
+        assert "Packs that are there are whole" in caught.value.hint
+        there = {path.name: path.read_bytes() for path in (disk / "packs").iterdir()}
+        assert there.items() <= bytes_of.items() and len(there) < len(bytes_of)
+        subprocess.run(["mount", "-o", "remount,size=5000000", str(disk)], check=True)
+        assert len(pull_packs(f"oci:{tmp_path}/image:x", disk / "packs").there) == len(there)
+        assert {path.name: path.read_bytes() for path in (disk / "packs").iterdir()} == bytes_of
 
 
 def test_environment_on_a_read_only_disk(tmp_path: Path, library: bytes) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
+import signal
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from zstandard import ZstdCompressor
 
+from tests.killing import until_killed
 from tests.unit.oci.builder import read_image, stock, tar_of
 from tests.unit.oci.transports.standin import StandIn, serve
 from tests.unit.tailoring.helpers import options
@@ -27,11 +31,25 @@ from torchtailor.code.binary.source import BufferSource
 from torchtailor.core.errors import BadInputError, ExitCode, UsageError
 from torchtailor.core.progress import Progress
 from torchtailor.oci.descriptor import Descriptor, MediaType
+from torchtailor.oci.imagespec import ImageConfig, read_manifest
 from torchtailor.oci.referrers import Attachment, Proofs, referrer_of
 from torchtailor.oci.transports.base import Document
+from torchtailor.oci.transports.choose import open_source
 from torchtailor.surgery.cut import Cut
-from torchtailor.tailoring.image.attached import attached_packs, pull_packs
-from torchtailor.tailoring.image.cold import PACK, PACKS, PATH, SHA256, SIZE, packs_label
+from torchtailor.tailoring.image.attached import attached_packs, fetch_pack, pull_packs
+from torchtailor.tailoring.image.cold import (
+    LABEL,
+    PACK,
+    PACKS,
+    PATH,
+    SHA256,
+    SIZE,
+    TITLE,
+    ColdPack,
+    attachment_of,
+    by_name,
+    packs_label,
+)
 from torchtailor.tailoring.image.cut_image import cut_image
 from torchtailor.tailoring.image.opened import opened_image
 from torchtailor.tailoring.image.options import Cold, ImageOptions
@@ -194,17 +212,113 @@ def test_what_a_registry_may_say_of_packs(tmp_path: Path, about: dict[str, str])
         if said is true:
             (pack,) = attached_packs(source, image, label(said))
             assert attached_packs(source, image, label({**said, SHA256: "1" * 64})) == []  # somebody else's
-            pack.fetch(source, place, Progress())
-            assert place.read_bytes() == b"TTPACK" * 100 and pack.name == "x.ttpack"
+            fetch_pack(pack, source, place, Progress())
+            assert place.read_bytes() == b"TTPACK" * 100 and [*by_name([pack])] == ["x.ttpack"]
             continue
-        with pytest.raises(BadInputError):
-            for pack in attached_packs(source, image, label(said)):
-                pack.fetch(source, place, Progress())
+        for pack in attached_packs(source, image, label(said)):
+            with pytest.raises(BadInputError):
+                fetch_pack(pack, source, place, Progress())
     assert {path.name for path in tmp_path.iterdir()} <= {"pack"}
 
 
 def label(said: Mapping[str, str]) -> str:
-    return packs_label([(said[PATH], said[SHA256])])
+    return packs_label([ColdPack(said[PATH], said[SHA256], 0, Descriptor(PACK, f"sha256:{'1' * 64}", 1))])
+
+
+def test_what_others_attached_is_passed_over(tmp_path: Path, image: str) -> None:
+    """A list of packs that is damaged, or is missing, was an error."""
+    cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(chosen(), cold=Cold.ARTIFACT))
+    index = tmp_path / "cut" / "index.json"
+    found = json.loads(index.read_text())
+    (row,) = [row for row in found["manifests"] if row.get("artifactType") == PACKS]
+    true = (tmp_path / "cut" / "blobs" / "sha256" / row["digest"][7:]).read_bytes()
+    for said in (b"{}", b"x", true.replace(b'"layers":[{', b'"layers":[{"size":-1},{'), None):
+        digest = hashlib.sha256(said or b"gone").hexdigest()
+        if said:
+            (tmp_path / "cut" / "blobs" / "sha256" / digest).write_bytes(said)
+        other = {**row, "digest": f"sha256:{digest}", "size": len(said or b"gone")}
+        with open_source(f"oci:{tmp_path}/cut:x") as source:
+            root = source.root()
+            label = ImageConfig.read(source, read_manifest(root, "")).label(LABEL)
+            both: Any = Others(source, (other, *source.referrers(root.descriptor)))
+            assert attached_packs(both, root.descriptor, label)
+
+
+class Others:
+    """An image, and what else refers to it."""
+
+    def __init__(self, source: Any, rows: tuple[Mapping[str, Any], ...]) -> None:
+        self._source, self._rows = source, rows
+
+    def referrers(self, _: Descriptor) -> tuple[Mapping[str, Any], ...]:
+        return self._rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def cold(path: str, content: str) -> ColdPack:
+    blob = Descriptor(PACK, f"sha256:{content * 64}", 1, annotations={PATH: path})
+    return ColdPack(path, content * 64, 1, blob)
+
+
+def test_packs_of_two_environments_with_one_name() -> None:
+    """The same one is there once; of others each has its folder, no deeper than programs look."""
+    places = ["a/site-packages/torchtailor-packs/torch", "b/torchtailor-packs/torch", "c/torchtailor-packs"]
+    packs = [cold(f"{place}/x.ttpack", "1") for place in places]
+    assert [*by_name(packs)] == ["torch/x.ttpack", "x.ttpack"]
+    titles = [(blob.annotations or {}).get(TITLE) for blob in attachment_of(packs).layers]
+    assert titles == ["torch/x.ttpack.zst", None, "x.ttpack.zst"]
+    others = [*packs, cold(f"{places[1]}/x.ttpack", "2"), cold(f"{places[2]}/x.ttpack", "3")]
+    names = ["torch-11111111/x.ttpack", "torch-22222222/x.ttpack", "packs-11111111/x.ttpack", "packs-33333333/x.ttpack"]
+    assert [*by_name(others)] == names
+    assert [pack.sha256[0] for pack in by_name(others).values()] == ["1", "2", "1", "3"]
+
+
+def test_inspecting_needs_no_bytes_of_packs(tmp_path: Path, image: str) -> None:
+    cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(chosen(), cold=Cold.ARTIFACT))
+    (row,) = [
+        row for row in json.loads((tmp_path / "cut/index.json").read_text())["manifests"] if row.get("artifactType")
+    ]
+    blobs = tmp_path / "cut/blobs/sha256"
+    for layer in json.loads((blobs / row["digest"][7:]).read_text())["layers"]:
+        (blobs / layer["digest"][7:]).unlink(missing_ok=True)
+    assert main(["inspect", f"oci:{tmp_path}/cut:x"]) == 0
+    assert main(["verify", f"oci:{tmp_path}/cut:x", "--against", image]) == ExitCode.BAD_INPUT
+
+
+def test_packs_are_pulled_side_by_side(tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(chosen(), cold=Cold.ARTIFACT))
+    together = threading.Barrier(3, timeout=20)
+
+    def fetch(*arguments: Any) -> None:
+        together.wait()
+        fetch_pack(*arguments)
+
+    monkeypatch.setattr("torchtailor.tailoring.image.attached.fetch_pack", fetch)
+    assert len(pull_packs(f"oci:{tmp_path}/cut:x", tmp_path / "packs").fetched) == 3
+
+
+def test_killed_at_any_change_packs_are_whole(tmp_path: Path, image: str) -> None:
+    cut_image(image, f"oci:{tmp_path}/cut:x", ImageOptions(chosen(), cold=Cold.ARTIFACT))
+
+    def pulled(folder: Path) -> dict[str, bytes]:
+        packs = (path for path in files_of(folder) if ".torchtailor-" not in str(path))
+        return {str(path.relative_to(folder)): path.read_bytes() for path in packs}
+
+    def pull(folder: str) -> None:
+        pull_packs(f"oci:{tmp_path}/cut:x", tmp_path / folder)
+
+    steps = until_killed(0, lambda: pull("whole"))[1]
+    whole = pulled(tmp_path / "whole")
+    assert steps > 5 and len(whole) == 3
+    for step in range(1, steps + 1):
+        assert until_killed(step, lambda: pull("packs"))[0] == -signal.SIGKILL
+        assert pulled(tmp_path / "packs").items() <= whole.items()
+        pull("packs")
+        assert pulled(tmp_path / "packs") == whole
+        assert {path.name for path in (tmp_path / "packs").iterdir()} == {Path(name).parts[0] for name in whole}
+        shutil.rmtree(tmp_path / "packs")
 
 
 class OnePack:

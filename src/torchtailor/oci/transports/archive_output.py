@@ -145,8 +145,9 @@ class _ArchiveDestination:
         self._add(blob_name(descriptor), descriptor.size, checked(chunks, descriptor, self.name))
 
     def put_file(self, descriptor: Descriptor, path: Path) -> None:
-        with open_plain(path) as file:
-            self.put(descriptor, file_pieces(file, str(path)))
+        if not self.has(descriptor):
+            with open_plain(path) as file:
+                self.put(descriptor, file_pieces(file, str(path)))
 
     def put_document(self, document: Document) -> None:
         self.put(document.descriptor, iter((document.data,)))

@@ -86,14 +86,14 @@ class ImageDestination(Protocol):
         """Whether the blob is there already (for a registry also: it could be mounted from another repository)."""
 
     def take(self, descriptor: Descriptor, source: ImageSource) -> bool:
-        """Take an unchanged blob without reading it here where that is possible: mounted in one registry, linked on one
-        disk; False where its bytes must be sent with `put`."""
+        """Take an unchanged blob without reading it here where that is possible: it is there, or mounted in one
+        registry, or linked on one disk; False where its bytes must be sent with `put`."""
 
     def put(self, descriptor: Descriptor, chunks: Iterator[bytes]) -> None:
         """Store a blob; its size and digest are checked."""
 
     def put_file(self, descriptor: Descriptor, path: Path) -> None:
-        """Store a blob that lies in a file, which may be moved away."""
+        """Store a blob that lies in a file, which may be moved away, unless it is there and that costs less."""
 
     def put_document(self, document: Document) -> None:
         """Store a manifest by digest."""

@@ -22,7 +22,7 @@ def copy_blob(
 ) -> None:
     """`stored` is where its bytes lie already, if they do. An upload that broke off starts anew: many registries forget
     what came before."""
-    if destination.has(descriptor) or destination.take(descriptor, source):
+    if destination.take(descriptor, source):
         return
     if stored is not None:
         destination.put_file(descriptor, stored)

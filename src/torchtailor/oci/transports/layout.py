@@ -294,10 +294,11 @@ class OciFolderDestination:
         return descriptor.digest in self._there
 
     def take(self, descriptor: Descriptor, source: ImageSource) -> bool:
-        if self.has(descriptor):
+        """A link costs less than to read what is there."""
+        if descriptor.digest in self._staged or descriptor.digest in self._there:
             return True
         if not isinstance(source, OciSource) or (path := source.blob_file(descriptor)) is None:
-            return False
+            return self.has(descriptor)
         with disk_errors(self._folder):
             link_or_copy(path, self._place(descriptor))
         self._staged[descriptor.digest] = self._place(descriptor)

@@ -238,7 +238,8 @@ class RegistryDestination:
             with open_plain(path) as file:
                 self.put(descriptor, file_pieces(file, str(path)))
 
-        self._server.retrying(once, _UPLOADS - 1)
+        if not self.has(descriptor):
+            self._server.retrying(once, _UPLOADS - 1)
 
     def put_document(self, document: Document) -> None:
         self._put_manifest(document, document.descriptor.digest)

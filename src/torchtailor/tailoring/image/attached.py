@@ -1,13 +1,14 @@
 """The packs that refer to an image: found, fetched, and put where programs look for them.
 
-for pack in attached_packs(source, image):
-    pack.fetch(source, place)
+for pack in attached_packs(source, image, label):
+    fetch_pack(pack, source, place)
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,12 +19,13 @@ from torchtailor.core.disk import disk_errors, is_intact, staging_folder
 from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.progress import Progress
 from torchtailor.core.trust import Sha256, Size
+from torchtailor.fetch.client import worker_threads
 from torchtailor.oci.compression import UnpackedLayer
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.imagespec import ImageConfig, read_manifest
 from torchtailor.oci.transports.base import ImageSource
 from torchtailor.oci.transports.choose import open_source
-from torchtailor.tailoring.image.cold import LABEL, PACK, PACKS, PATH, SHA256, SIZE, inside_packs, packs_label
+from torchtailor.tailoring.image.cold import LABEL, PACK, PACKS, PATH, SHA256, SIZE, ColdPack, by_name, packs_label
 from torchtailor.tailoring.image.survey import counted_pieces
 from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX
 
@@ -32,7 +34,7 @@ _PATH = (
     rf"\A(?!(?:.*/)?\.{{0,2}}/)[^\x00-\x1f\x7f]{{0,3000}}(?<![^/]){PACK_FOLDER}/(?:{_NAME}/)?{_NAME}"
     rf"{re.escape(PACK_SUFFIX)}\Z"
 )
-_AGAIN = "Cut the image again."
+_AT_A_TIME = 4
 
 
 class _Manifest(msgspec.Struct, rename="camel"):
@@ -47,53 +49,40 @@ class _About(msgspec.Struct, rename={"path": PATH, "sha256": SHA256, "size": SIZ
     size: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,15}\Z")]
 
 
-@dataclass(frozen=True)
-class AttachedPack:
-    """A pack that refers to an image."""
-
-    path: str  # in the image
-    sha256: Sha256
-    size: Size
-    blob: Descriptor
-
-    @property
-    def name(self) -> str:
-        """Its path below a folder of packs."""
-        return inside_packs(self.path)
-
-    @classmethod
-    def of(cls, blob: Descriptor) -> AttachedPack:
-        about = msgspec.convert(blob.annotations or {}, _About)
-        return cls(about.path, about.sha256, int(about.size), blob)
-
-    def fetch(self, source: ImageSource, place: Path, progress: Progress) -> None:
-        """Write it, unpacked, to a new file; one that is not what its manifest says is an error."""
-        hasher, left = hashlib.sha256(), self.size
-        where = f"{self.name} of {source.name}"
-        with source.blob(self.blob) as packed, place.open("xb") as out:
-            for piece in UnpackedLayer(counted_pieces(packed, progress), self.blob.size, where):
-                left -= len(piece)
-                if left < 0:
-                    break
-                hasher.update(piece)
-                out.write(piece)
-        if left or hasher.hexdigest() != self.sha256:
-            raise BadInputError(f"{where} is not the pack that is listed for the image.", _AGAIN)
+def _read(blob: Descriptor) -> ColdPack:
+    about = msgspec.convert(blob.annotations or {}, _About)
+    return ColdPack(about.path, about.sha256, int(about.size), blob)
 
 
-def attached_packs(source: ImageSource, image: Descriptor, label: str) -> list[AttachedPack]:
-    """The packs that refer to an image, and are those that its label names; others can refer to it as well."""
+def fetch_pack(pack: ColdPack, source: ImageSource, place: Path, progress: Progress) -> None:
+    """Write it, unpacked, to a new file; one that is not what its manifest says is an error."""
+    hasher, left = hashlib.sha256(), pack.size
+    where = f"{pack.path} of {source.name}"
+    with source.blob(pack.blob) as packed, place.open("xb") as out:
+        for piece in UnpackedLayer(counted_pieces(packed, progress), pack.blob.size, where):
+            left -= len(piece)
+            if left < 0:
+                break
+            hasher.update(piece)
+            out.write(piece)
+    if left or hasher.hexdigest() != pack.sha256:
+        raise BadInputError(f"{where} is not the pack that is listed for the image.", "Cut the image again.")
+
+
+def attached_packs(source: ImageSource, image: Descriptor, label: str) -> list[ColdPack]:
+    """The packs that refer to an image, and are those that its label names.
+
+    Others can refer to it as well: what they attached is passed over, whatever it is.
+    """
     for row in source.referrers(image) if label else ():
         if row.get("artifactType") != PACKS:
             continue
-        try:
+        with suppress(msgspec.MsgspecError, RecursionError, BadInputError, NoMatchError):
             document = source.document(msgspec.convert(row, Descriptor))
             manifest = msgspec.json.decode(document.data, type=_Manifest)
-            packs = [AttachedPack.of(blob) for blob in manifest.layers if blob.media_type == PACK]
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise BadInputError(f"The list of packs of {source.name} is damaged: {error}.", _AGAIN) from error
-        if packs_label((pack.path, pack.sha256) for pack in packs) == label:
-            return packs
+            packs = [_read(blob) for blob in manifest.layers if blob.media_type == PACK]
+            if packs_label(packs) == label:
+                return packs
     return []
 
 
@@ -129,19 +118,28 @@ def pull_packs(
         if not packs:
             raise NoMatchError(
                 f"No packs refer to {source.name}.",
-                "Name an image that `torchtailor image --cold artifact` made, by the name that it was given.",
+                "A copy of an image has its packs only if what refers to it was copied too: name the first one."
+                if label
+                else "Name an image that `torchtailor image --cold artifact` made, by the name that it was given.",
             )
-        there = {pack.name for pack in packs if is_intact(folder / pack.name, pack.sha256)}
-        missing = [pack for pack in packs if pack.name not in there]
-        names, size = tuple(pack.name for pack in missing), sum(pack.blob.size for pack in missing)
-        pulled = PulledPacks(source.name, folder, dry_run, names, tuple(sorted(there)), size)
+        named = by_name(packs)
+        there = {name for name, pack in named.items() if is_intact(folder / name, pack.sha256)}
+        missing = {name: pack for name, pack in named.items() if name not in there}
+        size = sum(pack.blob.size for pack in missing.values())
+        pulled = PulledPacks(source.name, folder, dry_run, tuple(missing), tuple(sorted(there)), size)
         if dry_run:
             return pulled
         progress.begin("Fetching packs", size)
         with disk_errors(folder, unchanged="Packs that are there are whole."), staging_folder(folder) as staging:
-            for pack in missing:
-                pack.fetch(source, staging / "pack", progress)
-                place = folder / pack.name
+
+            def pull(name: str) -> None:
+                staged, place = staging / name, folder / name
+                staged.parent.mkdir(exist_ok=True)
+                fetch_pack(missing[name], source, staged, progress)
                 place.parent.mkdir(exist_ok=True)
-                (staging / "pack").replace(place)
+                staged.replace(place)
+
+            with worker_threads(_AT_A_TIME) as pool:
+                for _ in pool.map(pull, missing):
+                    pass
         return pulled

@@ -35,7 +35,7 @@ from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
-from torchtailor.tailoring.image.cold import LABEL, PATH, SHA256, PackedPack, attachment_of, packs_label
+from torchtailor.tailoring.image.cold import LABEL, ColdPack, attachment_of, packed_cold, packs_label
 from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import Cold, ImageOptions
 from torchtailor.tailoring.image.packages import Packages
@@ -102,7 +102,7 @@ class ImageCutter:
 
     def send_file(self, blob: Descriptor, path: Path) -> None:
         """Put a new blob into the destination; its file goes."""
-        if self.destination and not self.destination.has(blob):
+        if self.destination:
             self.destination.put_file(blob, path)
         path.unlink(missing_ok=True)
 
@@ -126,7 +126,7 @@ class _OneImage:
     cuts: dict[int, dict[FoundLibrary, Path]] = field(default_factory=dict)  # by layer
     cold: LayerWriter | None = None  # the last layer, with all packs
     cold_paths: set[str] = field(default_factory=set)  # what it has
-    packs: dict[str, Descriptor] = field(default_factory=dict)  # of the artifact, in its place, by path
+    packs: dict[str, ColdPack] = field(default_factory=dict)  # of the artifact, in its place, by path
 
     @property
     def options(self) -> ImageOptions:
@@ -188,7 +188,7 @@ class _OneImage:
     def _attached(self, cut: Descriptor, result: ImageResult) -> Iterator[Attachment]:
         name, stock = self.cutter.goal, self.manifest.document.descriptor
         if self.packs:
-            yield attachment_of([self.packs[path] for path in sorted(self.packs)])
+            yield attachment_of(self.packs.values())
         if self.options.attest:
             yield provenance_of(name, cut, self.cutter.base, stock, result, self.options)
             yield bill_of(name, cut, self.packages, result, self.paths_left_out)
@@ -449,9 +449,9 @@ class _OneImage:
         while self.libraries.apart:
             file = self.libraries.apart.pop()
             if file.path not in self.packs:
-                packed = PackedPack.of(file, self.folder / "pack", self.tailoring.workers)
-                self.cutter.send_file(packed.descriptor, packed.path)
-                self.packs[file.path] = packed.descriptor
+                place = self.folder / "pack"
+                self.packs[file.path] = pack = packed_cold(file, place, self.tailoring.workers)
+                self.cutter.send_file(pack.blob, place)
 
     def _send_written(self, written: WrittenLayer) -> None:
         kind = layer_type(written.compression, docker=self.manifest.is_docker)
@@ -475,8 +475,7 @@ class _OneImage:
             ANNOTATION_GPUS: ",".join(str(gpu) for gpu in self.tailoring.targets.devices),
         }
         if self.packs:
-            about = [pack.annotations or {} for pack in self.packs.values()]
-            words[LABEL] = packs_label((one[PATH], one[SHA256]) for one in about)
+            words[LABEL] = packs_label(self.packs.values())
         config = self.config.updated([layer.diff_id for layer in layers], self.options.line(), words)
         descriptor = replace_descriptor(self.manifest.config, config)
         if to := self.cutter.destination:

@@ -42,7 +42,7 @@ from torchtailor.oci.manifests import is_index
 from torchtailor.oci.tarstream import TarReader
 from torchtailor.oci.transports.base import Document, ImageSource
 from torchtailor.oci.transports.choose import open_source
-from torchtailor.tailoring.image.attached import attached_packs
+from torchtailor.tailoring.image.attached import attached_packs, fetch_pack
 from torchtailor.tailoring.image.cold import LABEL
 from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
 from torchtailor.tailoring.image.cut_image import chosen_image, no_image
@@ -64,9 +64,14 @@ def is_image_name(text: str) -> bool:
 
 @contextmanager
 def opened_image(
-    name: str, *, platform: str | None = None, insecure: bool = False, progress: Progress | None = None
+    name: str,
+    *,
+    platform: str | None = None,
+    insecure: bool = False,
+    packs: bool = True,
+    progress: Progress | None = None,
 ) -> Iterator[Artifact]:
-    """Unpack what matters of an image for as long as the block runs."""
+    """Unpack what matters of an image for as long as the block runs; of packs, only the sizes may be wanted."""
     progress = progress or Progress()
     place = Path(tempfile.gettempdir())
     with ExitStack() as stack:
@@ -76,11 +81,11 @@ def opened_image(
             image = one_image(source, platform)
             manifest = read_manifest(image, source.name)
             config = ImageConfig.read(source, manifest)
-            root = _Unpacking(source, manifest, config, folder, progress).run()
-            for pack in attached_packs(source, image.descriptor, config.label(LABEL)):
+            root = _Unpacking(source, manifest, config, folder, packs, progress).run()
+            for pack in attached_packs(source, image.descriptor, config.label(LABEL)) if packs else ():
                 place = root / pack.path
                 place.parent.mkdir(parents=True, exist_ok=True)
-                pack.fetch(source, place, progress)
+                fetch_pack(pack, source, place, progress)
         gpus = tuple(filter(None, config.label(ANNOTATION_GPUS).split(",")))
         yield Artifact(root, ArtifactKind.IMAGE, label=source.name, made_for=gpus)
 
@@ -108,9 +113,15 @@ class _Unpacking:
     """Stores the files that matter by layer and number, and makes the tree of them when all layers are known."""
 
     def __init__(
-        self, source: ImageSource, manifest: ImageManifest, config: ImageConfig, folder: Path, progress: Progress
+        self,
+        source: ImageSource,
+        manifest: ImageManifest,
+        config: ImageConfig,
+        folder: Path,
+        packs: bool,
+        progress: Progress,
     ) -> None:
-        self._source, self._manifest, self._config = source, manifest, config
+        self._source, self._manifest, self._config, self._packs = source, manifest, config, packs
         self._store, self._root, self._progress = folder / "store", folder / "root", progress
         self._scan = LayerScan(self._file)
         self._stored: dict[Content, Path] = {}
@@ -136,7 +147,7 @@ class _Unpacking:
             os.truncate(place, file.size)
             return
         is_text = _PACKAGE_TEXT.fullmatch(file.path) and file.size <= _MOST_TEXT
-        if is_text or is_code_file(name) or name.endswith(PACK_SUFFIX):
+        if is_text or is_code_file(name) or (self._packs and name.endswith(PACK_SUFFIX)):
             self._keep(reader.data(), file)
             return
         head = reader.head(len(MAGIC))

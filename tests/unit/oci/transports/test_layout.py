@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.killing import die_at
+from tests.killing import until_killed
 from tests.unit.oci.transports.samples import (
     SampleImage,
     copy_image,
@@ -112,6 +112,17 @@ def test_an_image_without_a_name_replaces_that_without_a_name(tmp_path: Path, im
     assert read_image(open_source(f"oci:{folder}"))[0] == image.root
 
 
+def test_what_is_linked_anyway_is_not_read(
+    stock: Path, tmp_path: Path, image: SampleImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second image of the same layers read all of them."""
+    with open_source(f"oci:{stock}") as source:
+        for name in "xy":
+            copy_image(source, open_destination(f"oci:{tmp_path}/new:{name}"))
+            monkeypatch.setattr("torchtailor.oci.transports.layout.hash_file", pytest.fail)
+    assert read_image(open_source(f"oci:{tmp_path}/new:y"))[1] == image.blobs
+
+
 def test_nothing_is_there_before_the_commit(stock: Path, tmp_path: Path, image: SampleImage) -> None:
     place = tmp_path / "a" / "b"
     with open_source(f"oci:{stock}") as source, open_destination(f"oci:{place}:x") as destination:
@@ -135,19 +146,8 @@ def test_a_failure_leaves_an_older_layout_alone(stock: Path, tmp_path: Path, ima
 
 
 def copied_until(step: int, source: str, destination: str) -> tuple[int, int]:
-    """Copy in a process that is killed at its n-th change; how it ended, and how many changes a whole copy has."""
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            steps = die_at(step)
-            copy_image(open_source(source), open_destination(destination))
-            os.write(writer, str(steps()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        said = pipe.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(said or 0)
+    """Copy in a process that is killed at its n-th change."""
+    return until_killed(step, lambda: copy_image(open_source(source), open_destination(destination)))
 
 
 @pytest.mark.parametrize("kind", ["oci", "oci-archive"])
