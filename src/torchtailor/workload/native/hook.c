@@ -512,13 +512,14 @@ void **torchtailor___cudaRegisterFatBinary(void *wrapper) {
     } last; /* a library registers hundreds in a row */
     Dl_info caller = {0}, info;
     struct link_map *map = NULL;
-    int known = dladdr1(CALLER, &caller, (void **)&map, RTLD_DL_LINKMAP);
-    uintptr_t object = known ? (uintptr_t)caller.dli_fbase : 0;
+    struct tt_place place;
+    uintptr_t object = tt_place_of(CALLER, &place) ? (uintptr_t)CALLER - place.address : 0;
     tt_acquire();
     register_fatbin call = object && last.object == object ? last.call : NULL;
     tt_release();
     if (call) return call(wrapper);
     lead_cudart();
+    int known = dladdr1(CALLER, &caller, (void **)&map, RTLD_DL_LINKMAP); /* goes through all symbols: once for a library */
     void *found = tt_real_symbol(RTLD_DEFAULT, name);
     const char *file = found && dladdr(found, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
     int of_tool = found && (!file || strncmp(file + 1, "libcudart.so", strlen("libcudart.so")));
