@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
     from torchtailor.surgery.cut import Cut
     from torchtailor.surgery.result import LibraryResult
+    from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
     from torchtailor.tailoring.image.result import ImageResult
     from torchtailor.tailoring.result import TailorResult
 
 SMALLER = "To save more"
 WORKLOAD = "For one program"
+_IN_A_HURRY = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,27 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
         rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
         stays = f" Of others, {rest} stays." if rest else ""
         yield f"No longer required: {gone or 'nothing'}.{stays}"
+
+
+def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:
+    """The builds for the CPU of what was cut for machines without a GPU, where an index has one; asked in a hurry."""
+    from dataclasses import replace
+
+    from torchtailor.core.errors import TorchtailorError
+    from torchtailor.fetch.cache import Cache
+    from torchtailor.fetch.finder import Finder
+    from torchtailor.fetch.settings import read_settings
+    from torchtailor.fetch.torch import cpu_wheel
+
+    packages = {(one.package.metadata.name, one.package.metadata.version, one.machine.arch) for one in stand_ins}
+    if not packages:
+        return
+    finder = Finder(replace(read_settings(), timeout=_IN_A_HURRY, retries=0), Cache())
+    for name, version, arch in sorted(packages):
+        with suppress(TorchtailorError):  # nothing depends on it
+            if found := cpu_wheel(finder, name, version, arch):
+                wanted = f"`pip install {name}=={found.version}`"
+                yield f"{found.source.shown} has {found.filename}: {wanted} gives a build for the CPU without a cut."
 
 
 def said_of_packs(libraries: Iterable[LibraryResult], cut: Cut, *, sizes: bool = True) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtailor.cli import _options
+from torchtailor.core.errors import NoMatchError
 from torchtailor.fetch.options import IndexOptions
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from torchtailor.core.progress import Progress
     from torchtailor.fetch.finder import Finder
+    from torchtailor.fetch.pages import WheelFile
     from torchtailor.fetch.target import Target
     from torchtailor.verification.inspection.measure import Sizes
 
@@ -32,13 +34,27 @@ class SizeSources:
         """The sizes of what a word names; a path that exists counts first."""
         from torchtailor.cli._artifacts import artifact_named
         from torchtailor.verification.inspection.measure import measure
-        from torchtailor.verification.sizes.released import measure_released, released_wheel
+        from torchtailor.verification.sizes.released import measure_released
 
         if asked := self.requirement(name):
-            file = released_wheel(self.finder, asked, self.target)
-            return measure_released(self.finder, file, kernels=kernels, progress=progress)
+            return measure_released(self.finder, self._released(asked), kernels=kernels, progress=progress)
         with artifact_named(name, platform=self.platform, insecure=self.insecure, progress=progress) as artifact:
             return measure(artifact, kernels=kernels, progress=progress)
+
+    def _released(self, asked: Requirement) -> WheelFile:
+        """A wheel of the first index that has the project, or else of another: what is measured is never run."""
+        from torchtailor.cli.ui import err
+        from torchtailor.verification.sizes.released import released_wheel
+
+        try:
+            return released_wheel(self.finder, asked, self.target)
+        except NoMatchError:
+            if self.indexes.index_strategy or not self.finder.elsewhere(asked.name):
+                raise
+        file = released_wheel(self.finder.of_all_indexes(), asked, self.target)
+        where = f"{file.filename} is measured as {file.source.shown} has it"
+        err().print(f"{where}: the first index that has {asked.name} has no {asked}.", markup=False)
+        return file
 
     def requirement(self, name: str) -> Requirement | None:
         """What a word asks an index for; None where it names a path or an image."""

@@ -151,6 +151,8 @@ def _print(report: ImageReport, console: Console) -> None:
             console.print(line, markup=False)
         for warning in _warnings(image):
             err().print(f"warning: {warning}", markup=False)
+    for line in _cut.said_of_cpu_builds(one for image in report.images for one in image.stand_ins):
+        console.print(line, markup=False)
     for note in report.notes:
         console.print(note, markup=False)
     took = human_seconds(report.seconds)

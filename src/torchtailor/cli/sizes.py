@@ -73,6 +73,7 @@ def _history(
 ) -> HistoryDocument:
     from packaging.version import InvalidVersion, Version
 
+    from torchtailor.cli.ui import err
     from torchtailor.verification.sizes.history import history, newest_of_each
     from torchtailor.verification.sizes.released import CHECK_NAME, measure_released, released_versions
 
@@ -88,6 +89,8 @@ def _history(
             f"{f' from {first} on' if since else ''}.",
             sources.finder.elsewhere(project) or CHECK_NAME,
         )
+    if others := sources.finder.elsewhere(project):
+        err().print(others, markup=False)
     return history(
         project,
         (

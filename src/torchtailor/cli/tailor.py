@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.result import TailorResult
 
 _IN_PLACE = "In place"
-_IN_A_HURRY = 5.0  # seconds
 
 
 @_cut.takes_cut("tailor")
@@ -128,36 +126,11 @@ def _print(report: TailorReport) -> None:
         if number := report.only_ptx(device):
             out().print(only_ptx(number, str(device)), markup=False)
     _print_nvidias(results)
-    _print_cpu_builds(results)
     size = sum(library.size_before for result in results for library in result.libraries)
     verb = "Would save" if report.options.dry_run else "Saved"
     saving = f"{verb} {human_bytes(saved)} of libraries for {targets} in {human_seconds(report.seconds)}"
     before, after, left = _cut.sizes(size, size - saved)
     out().print(f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}.", markup=False)
-
-
-def _print_cpu_builds(results: Sequence[TailorResult]) -> None:
-    """The builds for the CPU of what was cut for machines without a GPU, where an index has one; asked in a hurry."""
-    from dataclasses import replace
-
-    from torchtailor.cli.ui import out
-    from torchtailor.core.errors import TorchtailorError
-    from torchtailor.fetch.cache import Cache
-    from torchtailor.fetch.finder import Finder
-    from torchtailor.fetch.settings import read_settings
-    from torchtailor.fetch.torch import cpu_wheel
-
-    stand_ins = [one for result in results for one in result.stand_ins]
-    packages = {(one.package.metadata.name, one.package.metadata.version, one.machine.arch) for one in stand_ins}
-    if not packages:
-        return
-    finder = Finder(replace(read_settings(), timeout=_IN_A_HURRY, retries=0), Cache())
-    for name, version, arch in sorted(packages):
-        with suppress(TorchtailorError):  # nothing depends on it
-            if found := cpu_wheel(finder, name, version, arch):
-                wanted = f"`pip install {name}=={found.version}`"
-                line = f"{found.source.shown} has {found.filename}: {wanted} gives a build for the CPU without a cut."
-                out().print(line, markup=False)
 
 
 def _print_nvidias(results: Sequence[TailorResult]) -> None:
@@ -191,9 +164,9 @@ def _print_leftovers(report: TailorReport) -> None:
         option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
         why = drop_rules()[name].what if name in default_rules() else option
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
-    for result in results:
-        for line in _cut.said_of_no_gpu(result, dry_run=report.options.dry_run):
-            out().print(line, markup=False)
+    said = [line for result in results for line in _cut.said_of_no_gpu(result, dry_run=report.options.dry_run)]
+    for line in (*said, *_cut.said_of_cpu_builds(one for result in results for one in result.stand_ins)):
+        out().print(line, markup=False)
     wheels = any(result.pack_wheels for result in results)  # the size of each is below
     libraries = [library for result in results for library in result.changed]
     for line in _cut.said_of_packs(libraries, report.options, sizes=not wheels):

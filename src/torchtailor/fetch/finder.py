@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,8 +57,16 @@ class Finder:
         return cls(read_settings(options), Cache())
 
     def with_index(self, source: IndexLocation) -> Finder:
-        """A finder with one more index; pages and metadata that were read are kept."""
-        more = Finder(self.settings.with_index(source), self.cache, self.client)
+        """A finder with one more index."""
+        return self._with(self.settings.with_index(source))
+
+    def of_all_indexes(self) -> Finder:
+        """A finder that takes what any index has, whoever made it: for what is only read."""
+        return self._with(replace(self.settings, strategy=IndexStrategy.UNSAFE_BEST_MATCH))
+
+    def _with(self, settings: IndexSettings) -> Finder:
+        """A finder with other settings; pages and metadata that were read are kept."""
+        more = Finder(settings, self.cache, self.client)
         more._pages, more._refused = self._pages, self._refused
         more._known_facts, more._unreachable, more._open = self._known_facts, self._unreachable, self._open
         return more

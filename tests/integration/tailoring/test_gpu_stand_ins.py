@@ -14,6 +14,7 @@ import pytest
 
 from tests.calling import call
 from tests.unit.fetch.packages import Package
+from tests.unit.oci.builder import stock, tar_of
 from tests.unit.tailoring.helpers import check_records, install, tree
 from torchtailor.catalog import load_catalog
 from torchtailor.code.gpucode.targets import Targets
@@ -107,19 +108,27 @@ def test_an_environment_gets_them_and_gives_them_back(wheel: Path, tmp_path: Pat
     assert tree(site) == before
 
 
-def test_it_names_the_build_for_the_cpu_where_there_is_one(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["wheel", "image"])
+def test_it_names_the_build_for_the_cpu_where_there_is_one(wheel: Path, tmp_path: Path, kind: str) -> None:
     index = tmp_path / "index"
     index.mkdir()
     cpu = Package("asking", "1.0+cpu", tag=f"py3-none-linux_{platform.machine()}")
     for one in (cpu, replace(cpu, version="1.1+cpu"), replace(cpu, version="1.0", tag="py3-none-any")):
         (index / one.filename).write_bytes(one.wheel())
+    line: list[str | Path] = ["tailor", wheel, "--gpu", "none", "-o", tmp_path / "out"]
+    if kind == "image":
+        site = tmp_path / "usr/lib/python3.13/site-packages"
+        install(wheel, site)
+        files = [path for path in sorted(site.rglob("*")) if path.is_file()]
+        layer = tar_of({path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in files})
+        line = ["image", stock(tmp_path / "stock", [layer]), f"oci:{tmp_path / 'cut'}:latest", "--gpu", "none"]
     settings = {"PIP_INDEX_URL": index.as_uri(), "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": os.devnull}
-    done = call("tailor", wheel, "--gpu", "none", "-o", tmp_path / "out", environment={**os.environ, **settings})
+    done = call(*line, environment={**os.environ, **settings})
     assert done.returncode == 0
     assert f"has {cpu.filename}: `pip install asking==1.0+cpu` gives a build for the CPU without a cut." in " ".join(
         done.stdout.split()
     )
     unreachable = {**settings, "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}
-    done = call("tailor", wheel, "--gpu", "none", "-o", tmp_path / "out", environment={**os.environ, **unreachable})
+    done = call(*line, environment={**os.environ, **unreachable})
     assert (done.returncode, done.stderr) == (0, "")
     assert "pip install" not in done.stdout

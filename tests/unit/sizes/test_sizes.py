@@ -324,3 +324,22 @@ def test_pages_need_nothing_that_a_plain_installation_lacks(tmp_path: Path) -> N
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_a_release_that_the_first_index_lacks_is_measured_from_the_next(tmp_path: Path) -> None:
+    for index, version in (("private", "1.0"), ("public", "2.0")):
+        (tmp_path / index / "demo").mkdir(parents=True)
+        wheel_with(tmp_path / index / "demo", f"demo-{version}", "size.so")
+    indexes = ("--index-url", tmp_path / "public", "--extra-index-url", tmp_path / "private")
+    done = call("diff", "demo==1.0", "demo==2.0", "--json", *indexes)
+    assert done.returncode == 0
+    assert [json.loads(done.stdout)[side]["name"] for side in ("old", "new")] == [
+        "demo-1.0-py3-none-any.whl",
+        "demo-2.0-py3-none-any.whl",
+    ]
+    assert "demo-2.0-py3-none-any.whl is measured as " in done.stderr
+    assert "the first index that has demo has no demo==2.0." in " ".join(done.stderr.split())
+    done = call("diff", "demo==1.0", "demo==2.0", "--index-strategy", "first-index", *indexes)
+    assert done.returncode == ExitCode.NO_MATCH
+    done = call("sizes", "demo", *indexes)
+    assert "demo is taken from" in " ".join(done.stderr.split()) and "2.0" not in done.stdout

@@ -23,8 +23,8 @@ def signed(growth: int) -> str:
 
 
 def share(change: SizeChange) -> str:
-    """` (+3.1 %)`; nothing where there was nothing before."""
-    return f" ({100 * change.growth / change.old:+.1f} %)" if change.old and change.new else ""
+    """` (+3.1 %)`; nothing where there was nothing before, or nothing changed."""
+    return f" ({100 * change.growth / change.old:+.1f} %)" if change.old and change.new and change.growth else ""
 
 
 def _lines(comparison: SizeComparison, over: Sequence[Exceeded]) -> Iterator[str]:
