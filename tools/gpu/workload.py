@@ -229,11 +229,13 @@ def packed_size() -> None:
 
 def pages() -> None:
     """Pages of the host code as well: both forms, with packs as they are and compressed."""
+    # WORDS: other options of tailor, such as "--gap 8192"
     asked = os.environ.get("TREES", " ".join(PAGED)).split()
     for tree, (which, packs, leave_out) in ((tree, PAGED[tree]) for tree in asked):
         shutil.rmtree(WORK / tree, ignore_errors=True)
         words = ["--workload", str(WORK / "decoder.trace"), "--host-pages", which, "--relr"]
         words += ["--drop-unopened"] if leave_out else []
+        words += os.environ.get("WORDS", "").split()
         done = torchtailor("tailor", WORK / "stock", *GPU, *words, "--pack-compress", packs, "-o", WORK / tree)
         files = files_of(WORK / tree)
         hot = [path for path in files if not is_pack(path)]
