@@ -255,6 +255,21 @@ def test_a_capability_that_nvcc_has_and_nixpkgs_lacks_is_named() -> None:
     assert "the given nixpkgs does not know compute capability 8.8: 10.0 10.0a" in text
 
 
+def test_a_jetson_that_the_toolkit_leaves_out_is_named() -> None:
+    """NVIDIA has CUDA 13 for Thor and no older Jetson; CUDA 12 is there for both."""
+    torch = """
+    let
+      cuda = version: final: prev: { cudaPackages = final.${"cudaPackages_" + version}; };
+      both = version: final: prev:
+        cuda version final prev // flake.lib.overlay { gpu = "8.7"; cpu = "armv8_2"; } final prev;
+      torch = version: (pkgs "aarch64-linux" { } (both version)).python313Packages.torch;
+    in
+    """
+    assert evaluated(f'{torch} [ (torch "12_9").cudaCapabilities (torch "12_8").drvPath ]')[0] == ["8.7"]
+    text = failure(f'{torch} (torch "13_0").drvPath')
+    assert "the given nixpkgs has no CUDA 13.0 for compute capability 8.7 on aarch64-linux: give it an older" in text
+
+
 def test_settings_that_are_no_set_are_named() -> None:
     text = '(pkgs "x86_64-linux" { torchtailor = "9.0"; } flake.overlays.default)'
     assert "config.torchtailor must be a set" in failure(f"{text}.python313Packages.torch.drvPath")

@@ -59,6 +59,9 @@ let
     jetson = capabilities.${gpu}.isJetson or false;
   };
 
+  # For Jetsons before Thor, NVIDIA has a CUDA of its own, which ended with 12.9.
+  hasCuda = lib.meta.availableOn nixpkgs.stdenv.hostPlatform cudaPackages.cuda_nvcc;
+
   isa =
     if cpu == null then
       null
@@ -262,6 +265,8 @@ in
     (
       if target == null then
         torch
+      else if !hasCuda then
+        fail "the given nixpkgs has no CUDA ${cuda} for compute capability ${gpu} on ${nixpkgs.stdenv.hostPlatform.system}: give it an older cudaPackages"
       else
         torch.override {
           cudaSupport = true;

@@ -68,6 +68,8 @@ let
     cmakeFeature = name: value: "-D${name}:STRING=${value}";
     cmakeBool = name: value: "-D${name}:BOOL=${if value then "TRUE" else "FALSE"}";
     escapeShellArg = text: "'${text}'";
+    meta.availableOn =
+      hostPlatform: package: !(elem hostPlatform.system (package.meta.badPlatforms or [ ]));
     findFirst =
       test: default: list:
       let
@@ -306,7 +308,6 @@ let
         "cuda_cccl"
         "cuda_cudart"
         "cuda_cupti"
-        "cuda_nvcc"
         "cuda_nvml_dev"
         "cuda_nvrtc"
         "cuda_nvtx"
@@ -335,6 +336,12 @@ let
               cudaMajorMinorVersion = version;
               backendStdenv = lib.makeOverridable backendStdenv { inherit config; };
               flags = flagsOf self.backendStdenv;
+              # NVIDIA has no CUDA 13 for Jetsons before Thor.
+              cuda_nvcc = package "cuda_nvcc" (componentVersions.${version}.cuda_nvcc or version) {
+                meta.badPlatforms = lib.optionals (
+                  lib.versionAtLeast version "13.0" && lib.elem "8.7" self.backendStdenv.wanted
+                ) [ "aarch64-linux" ];
+              };
               cudnn = lib.makeOverridable (
                 { backendStdenv }:
                 let
