@@ -26,7 +26,7 @@ from torchtailor.core.errors import TorchtailorError
 
 MEMORY = 4 << 30  # bytes of address space
 SECONDS = 20.0  # of wall-clock time, on a machine that may be busy
-_PATIENCE = 120.0  # until a child that does not even time out is killed
+_PATIENCE = 300.0  # until a child that does not even time out is killed
 
 
 class Torture(ABC):

@@ -34,7 +34,7 @@ from torchtailor.workload.pack import PACK_VARIABLE
 _Choice = TypeVar("_Choice", bound=Enum)
 
 DEFAULT_LEVEL = 19  # of zstd
-DEFAULT_GAP = 16 << 10  # bytes: each run of pages costs the loader a mapping
+DEFAULT_GAP = 8 << 10  # bytes: with less, a compressed pack has many mappings for little gain
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 GPU_ONLY = "gpu-only"  # the rule of files that are of no use without a GPU
 _DRIVER = re.compile(r"\d+(\.\d+)*")
@@ -180,7 +180,7 @@ class Cut:
                 f"{' and '.join(names)} {verb} to --workload.", "Add --workload TRACE, or leave the option out."
             )
         if self.gap < 0:
-            raise UsageError(f"--gap {self.gap} is less than nothing.", "Give a number of bytes, such as 16384.")
+            raise UsageError(f"--gap {self.gap} is less than nothing.", "Give a number of bytes, such as 8192.")
         if self.no_pack and (self.host_pages is HostPages.ALL or packed):
             name = "--pack-compress" if packed else "--host-pages all"
             raise UsageError(

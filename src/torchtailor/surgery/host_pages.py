@@ -178,7 +178,7 @@ class PagePlan:
             # the first page of the library stays its own: who reads the mappings of a process knows it by that
             own = page if group[first] is elf.loads[0] else 0
             cover = Span(_whole(group[first], page).start + own, _whole(group[last], page).end)
-            for part in _parts(elf, cover, page) if wanted.apart else [cover]:
+            for part in _parts(elf, group, cover, page) if wanted.apart else [cover]:
                 inside = _within(runs, part)
                 cold += inside
                 segments += [(group[first], part)] if inside else []
@@ -550,10 +550,14 @@ def _data(elf: ElfFile, page: int) -> list[Span]:
     )
 
 
-def _parts(elf: ElfFile, cover: Span, page: int) -> list[Span]:
-    """A segment in parts with data, and without."""
+def _parts(elf: ElfFile, group: Sequence[Segment], cover: Span, page: int) -> list[Span]:
+    """Segments in parts with data, and without; a hole between two of them is at no end of a part."""
     code = subtract([cover], _data(elf, page))
-    return sorted([*code, *subtract([cover], code)])
+    parts = []
+    for part in sorted([*code, *subtract([cover], code)]):
+        under = _within([_whole(load, page) for load in group], part)
+        parts += [Span(under[0].start, under[-1].end)] if under else []
+    return parts
 
 
 def _needed(plan: PagePlan) -> list[Span]:

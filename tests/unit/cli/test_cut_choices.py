@@ -50,7 +50,7 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "no_pack": (["--workload", "app.trace", "--no-pack"], {"workload": {**USED, "pack": False}}),
     "host_pages": (
         ["--workload", "app.trace", "--host-pages", "all"],
-        {"host_pages": {"left": "all", "gap": 16384, "debuggable": False, "packs": "none"}},
+        {"host_pages": {"left": "all", "gap": 8192, "debuggable": False, "packs": "none"}},
     ),
     "gap": (
         ["--workload", "app.trace", "--gap", "4096"],
@@ -58,11 +58,11 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "debuggable": (
         ["--workload", "app.trace", "--debuggable"],
-        {"host_pages": {"left": "code", "gap": 16384, "debuggable": True, "packs": "none"}},
+        {"host_pages": {"left": "code", "gap": 8192, "debuggable": True, "packs": "none"}},
     ),
     "pack_compress": (
         ["--workload", "app.trace", "--pack-compress", "zstd"],
-        {"host_pages": {"left": "code", "gap": 16384, "debuggable": False, "packs": "zstd"}},
+        {"host_pages": {"left": "code", "gap": 8192, "debuggable": False, "packs": "zstd"}},
     ),
     "drop_unopened": (["--workload", "app.trace", "--drop-unopened"], {"drop_unopened": True}),
 }

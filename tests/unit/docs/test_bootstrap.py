@@ -89,15 +89,21 @@ def test_without_venv_the_package_is_named_and_nothing_is_left(
     assert not (tmp_path / "venv").exists()
 
 
+def python_without_uv(folder: Path) -> Path:
+    """This Python, where there is no uv beside it; a link would not find its packages."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
 @pytest.mark.usefixtures("unreachable")
 def test_an_index_that_cannot_be_reached_is_said_at_once(tmp_path: Path) -> None:
     """By uv, and by pip, which installs uv where it is not there yet; pip is not tried after uv."""
     with pytest.raises(_BOOTSTRAP.SetUpError, match="The package index cannot be reached"):
         _BOOTSTRAP.install(Path(sys.executable), "--target", str(tmp_path), "-r", str(_BOOTSTRAP.LOCKS / "hook.txt"))
-    wrapper = tmp_path / "bin" / "python"
-    wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    wrapper.chmod(0o755)
+    wrapper = python_without_uv(tmp_path)
     with pytest.raises(_BOOTSTRAP.SetUpError, match="The package index cannot be reached"):
         _BOOTSTRAP.install(wrapper, "--target", str(tmp_path), "-r", str(_BOOTSTRAP.LOCKS / "hook.txt"))
 
@@ -243,7 +249,6 @@ def test_the_settings_in_force_are_named_once(
     monkeypatch.setenv("PIP_INDEX_URL", "ftp:/nowhere")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(_BOOTSTRAP.SetUpError) as raised:
-        (tmp_path / "python").symlink_to(sys.executable)
-        _BOOTSTRAP.install(tmp_path / "python", "--target", str(tmp_path), "no-such-project-x")
+        _BOOTSTRAP.install(python_without_uv(tmp_path), "--target", str(tmp_path), "no-such-project-x")
     assert "PIP_INDEX_URL, PIP_NO_INDEX" in raised.value.hint
     assert capfd.readouterr().err.count("No matching distribution") == 1

@@ -45,6 +45,11 @@ int cold5(int x) { own += x; return own; }
 #ifdef POINTERS
 __asm__(".section .data.rel.ro,\\"aw\\"; .balign 8; here: .rept 40000; .quad here; .endr; .text");
 #endif
+#ifdef GPU
+__asm__(".section .nv_fatbin,\\"a\\"; .balign 8; code: .incbin \\"" GPU "\\"; .balign 8; .text");
+__asm__(".section .nvFatBinSegment,\\"aw\\"; .balign 8; .long 0x466243b1, 1; .quad code, 0; .text");
+__asm__(".section .gcc_except_table,\\"a\\"; .balign 65536; .fill 262144, 1, 0x3c; .text");
+#endif
 #ifdef LARGE
 extern const unsigned char large[];
 __asm__(".section .lrodata,\\"al\\",@progbits; .balign 4096; large: .fill %(far)d, 1, 0x3c; .text");

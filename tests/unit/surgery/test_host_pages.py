@@ -18,11 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.unit.gpucode.builders import Entry, container
 from tests.unit.surgery.paged import FAR, FUNCTIONS, identity, paged_library, touched
+from torchtailor.catalog.gpus import TorchArch
 from torchtailor.cli import main
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.files import open_file
@@ -118,6 +121,18 @@ def test_what_other_steps_left_between_segments_is_in_the_same_mapping(tmp_path:
     before, after = (run(one, MAPPED).stdout.split() for one in (library, out))
     # the first page of the library, a hole in read-only data that stays, and twice the tables behind
     assert int(after[1]) <= int(before[1]) + 5
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+def test_gpu_code_that_left_makes_a_hole_beside_unwind_tables(tmp_path: Path, compression: PackCompression) -> None:
+    """In the order of real libraries: data, GPU code, unwind tables."""
+    code = tmp_path / "code.fatbin"
+    code.write_bytes(container(Entry(random.Random(1).randbytes(1 << 20), sm=80), Entry(b"kept" * 99, sm=90)))
+    library = paged_library(tmp_path / "stock" / "libfar.so", flags=[f'-DGPU="{code}"'])
+    targets = Targets(TorchArch.parse_list("9.0"))
+    out, result = cut(library, tmp_path, HostPages.ALL, targets=targets, pack_compress=compression)
+    assert result.size_before - result.size_after > 5 * FAR
+    assert run(out).stdout == run(library).stdout
 
 
 def test_a_raw_pack_needs_no_handler_of_signals_and_two_more_mappings(stock: Path, tmp_path: Path) -> None:
