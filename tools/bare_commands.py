@@ -72,7 +72,7 @@ SITUATIONS = (
     ),
     Situation(
         "a full disk for wheels",
-        "MB of disk for its cache, and ",
+        " MB are free for ",
         'cache="$HOME/.cache/torchtailor" && runuser -u user -- mkdir -p "$cache"\n'
         'mount -t tmpfs -o size=50m,mode=777 disk "$cache"',
     ),
