@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 USER_FILE = "torchtailor.toml"
 _SHOWN = 500  # letters of an error of a file
 _FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml", "compiled.toml", "methods.toml")
+_SUFFIXED = re.compile(r"(?<=\d)[af]\s*$")  # sm_90a, 10.0f: kinds of code, not of GPUs
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Catalog:
 
     def _find_gpu(self, text: str) -> GpuMatch:
         try:
-            capability = Capability.parse(text)
+            capability = Capability.parse(_SUFFIXED.sub("", text))
         except ValueError:
             return find_product(text, self.gpus)
         if capability not in self.gpus:

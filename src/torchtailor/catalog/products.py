@@ -338,7 +338,8 @@ def _near(wanted: Words, gpus: Mapping[Capability, Gpu]) -> list[str]:
     text = " ".join(wanted)
     near = difflib.get_close_matches(text, known, n=_MOST_COMPARED, cutoff=0.75)
     swapped = [other for other in near if "".join(sorted(other)) == "".join(sorted(text))]  # the likeliest slip
-    return [known[other] for other in (*swapped, *(other for other in near if other not in swapped))][:3]
+    without = [" ".join(wanted[:-1])] if " ".join(wanted[:-1]) in known else []  # there is no 4090 Ti
+    return [known[other] for other in dict.fromkeys((*swapped, *without, *near))][:3]
 
 
 def _holds(longer: Sequence[str], shorter: Sequence[str]) -> bool:

@@ -193,11 +193,11 @@ def _how_to_see_others(answer: Recommendation) -> Iterator[Text]:
 
     own = len(answer.alternatives) if answer.best else 0
     counts = [
-        (len(answer.other_variants), "that also run"),
-        (len(answer.rejected), "that do not"),
-        (own, "of your own"),
+        (len(answer.other_variants), "that also runs", "that also run"),
+        (len(answer.rejected), "that does not", "that do not"),
+        (own, "of your own", "of your own"),
     ]
-    parts = [f"{count} {what}" for count, what in counts if count]
+    parts = [f"{count} {one if count == 1 else several}" for count, one, several in counts if count]
     if parts:
         yield Text()
         yield Text(f"Other variants: {', '.join(parts)}. Add --why to list them.")

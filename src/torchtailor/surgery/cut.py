@@ -26,7 +26,7 @@ from torchtailor.surgery.cut_document import (
     TargetDocument,
     WorkloadPolicy,
 )
-from torchtailor.trees.artifact.drops import DroppedFile, Drops, ReadCode, default_rules
+from torchtailor.trees.artifact.drops import DroppedFile, Drops, ReadCode, ReadHead, default_rules
 from torchtailor.trees.wheels.name import HOST
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
@@ -225,6 +225,7 @@ class Cut:
         self,
         sizes: Mapping[str, int],
         read_code: ReadCode,
+        read_head: ReadHead,
         is_nvidias: Callable[[str], bool],
         drops: Drops | None = None,
         *,
@@ -232,7 +233,7 @@ class Cut:
     ) -> FilesLeftOut:
         """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
         that only --nvidia changes. With `sources` modules that were never imported go, into packs."""
-        found = (drops or self.drops).find(sizes, read_code)
+        found = (drops or self.drops).find(sizes, read_code, read_head)
         if self.drop_unopened and self.workload:
             found |= {
                 path: DroppedFile(path, UNOPENED, sizes[path])

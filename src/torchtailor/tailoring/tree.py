@@ -90,6 +90,10 @@ class FileTree(Protocol):
         """What a file of GPU code is; None for other files."""
         ...
 
+    def head(self, path: str) -> bytes:
+        """The beginning of a file that says what a rule of --drop goes by."""
+        ...
+
     def shared(self, path: str) -> SharedFile:
         """What a shared library is."""
         ...
@@ -115,6 +119,9 @@ class LocalTree:
 
     def code(self, path: str) -> CodeFile | None:
         return self.file(path).code()
+
+    def head(self, path: str) -> bytes:
+        return self.file(path).head()
 
     def shared(self, path: str) -> SharedFile:
         with self.file(path).open() as source:
@@ -147,6 +154,9 @@ class InstalledTree(LocalTree):
 
     def code(self, path: str) -> CodeFile | None:
         return super().code(path) if (self.folder / path).is_file() else None
+
+    def head(self, path: str) -> bytes:
+        return super().head(path) if (self.folder / path).is_file() else b""
 
     def brings_back(self, path: str) -> str:
         return reinstalling(self, path) or "the stock folder"
@@ -245,7 +255,8 @@ def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLe
     def is_nvidias(path: str) -> bool:
         return any(is_proprietary(package.metadata) for package in tree.packages(path))
 
-    return cut.left_out(tree.sizes, read_code, is_nvidias, drops, sources=isinstance(tree, LocalTree))
+    sources = isinstance(tree, LocalTree)
+    return cut.left_out(tree.sizes, read_code, tree.head, is_nvidias, drops, sources=sources)
 
 
 class StripRule:

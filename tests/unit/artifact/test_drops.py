@@ -14,9 +14,9 @@ CATALOG = load_catalog()
 BIN = "triton/backends/nvidia/bin"
 
 
-def found(rules: str, paths: str, gpus: str = "") -> set[str]:
+def found(rules: str, paths: str, gpus: str = "", head: bytes = b"") -> set[str]:
     policy = Policy(read_targets([gpus.replace(" ", ",")], CATALOG, {}), CATALOG.rules) if gpus else None
-    return set(Drops.of(rules.split(), policy).find(dict.fromkeys(paths.split(), 1)))
+    return set(Drops.of(rules.split(), policy).find(dict.fromkeys(paths.split(), 1), read_head=lambda _: head))
 
 
 def test_every_rule_says_what_it_breaks_and_why_that_is_all() -> None:
@@ -69,6 +69,41 @@ def test_the_compiler_of_other_gpus(gpus: str, gone: str) -> None:
     assert found("ptxas-copies", f"{BIN}/ptxas {BIN}/ptxas-blackwell", gpus) == {
         f"{BIN}/{name}" for name in gone.split()
     }
+
+
+IN_ONE_LINE = b"""
+def get_ptxas(arch: int) -> knobs.NvidiaTool:
+    return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
+
+"""
+IN_TWO = b"""
+def get_ptxas(arch: int) -> knobs.NvidiaTool:
+    if arch < 90:
+        return knobs.nvidia.ptxas
+    # The name is misleading.
+    return knobs.nvidia.ptxas_blackwell
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "gone"),
+    [
+        (IN_ONE_LINE, "9.0", "ptxas-blackwell"),
+        (IN_ONE_LINE, "8.0 9.0", "ptxas-blackwell"),
+        (IN_ONE_LINE, "10.0", "ptxas"),
+        (IN_TWO, "9.0", "ptxas"),
+        (IN_TWO, "9.0 12.0", "ptxas"),
+        (IN_TWO, "8.9", "ptxas-blackwell"),
+        (IN_TWO, "8.9 9.0", ""),
+        (IN_TWO.replace(b"arch < 90", b"arch < 90 or force"), "9.0", ""),
+        (IN_TWO.replace(b"    #", b"    if mock:\n        return other\n    #"), "9.0", ""),
+    ],
+)
+def test_the_compiler_that_tritons_own_code_takes(text: bytes, gpus: str, gone: str) -> None:
+    compiler = "lib/python3.13/site-packages/triton/backends/nvidia/compiler.py"
+    paths = f"{compiler} {BIN}/ptxas {BIN}/ptxas-blackwell"
+    assert found("ptxas-copies", paths, gpus, text) == {f"{BIN}/{name}" for name in gone.split()}
 
 
 def test_the_only_compiler_stays() -> None:

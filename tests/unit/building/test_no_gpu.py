@@ -18,7 +18,8 @@ from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment, VariantPlan
 from torchtailor.building.wheel_jobs import PackVariant
 from torchtailor.code.gpucode.targets import Targets
-from torchtailor.core.errors import NoMatchError, UsageError
+from torchtailor.core.errors import NetworkError, NoMatchError, UsageError
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.surgery.cut import Cut
 
 CPU = Package("torch", "2.8.0+cpu", ("filelock",), TORCH_TAG, files={"torch/lib/libtorch_cpu.so": b"no library"})
@@ -78,6 +79,14 @@ def test_nothing_fits(workshop: Workshop) -> None:
     assert "do not have PyTorch 2.15.0 for Python 3.13 on x86_64." in caught.value.message
     assert "There is no CUDA build either" in caught.value.message
     assert "nor any build of PyTorch 2.14" in caught.value.message
+
+
+def test_what_could_not_be_looked_up_is_not_called_missing(workshop: Workshop) -> None:
+    gone = IndexLocation("http://127.0.0.1:9/simple", LocationKind.INDEX, "test")
+    choices = choose(workshop.catalog, ["cpu-avx2"], python="3.13")
+    with pytest.raises(NetworkError) as caught:
+        workshop.backend(explicit_index=True, sources=(gone,), retries=0).plan(choices, workshop.out)
+    assert "no CUDA build" not in caught.value.message
 
 
 def test_on_demand_even_where_there_is_a_cpu_build(workshop: Workshop) -> None:

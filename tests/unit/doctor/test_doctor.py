@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -389,6 +390,11 @@ def test_rows_to_add_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all("[[row]]" in (fix.toml or "") and (fix.command or "").startswith("torchtailor build ") for fix in rows)
     _print(DoctorReport("", "", (Problem(ProblemKind.NO_TORCH, "cause", (rows[0],)),), ()))
     assert "[[row]]" in capsys.readouterr().out
+
+
+def test_a_folder_is_taken_for_an_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path)]) == ExitCode.USAGE
+    assert f"--env {tmp_path}" in re.sub(r"\s*\n\s*", "", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("log", ["train.log", "logs/run", "/no/such/file.txt"])

@@ -333,11 +333,15 @@ def test_a_library_that_is_dropped_is_not_cut(tmp_path: Path, fat: bytes) -> Non
     check_wheel(outcome.output)
     tools = {f"triton/backends/nvidia/bin/{name}": fat for name in ("ptxas", "ptxas-blackwell")}
     (tmp_path / "two").mkdir()
-    wheel = build_wheel(tmp_path / "two", {"triton/libx.so": fat, **tools}, name="triton")
+    says = (
+        b"def get_ptxas(arch: int):\n    return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas\n"
+    )
+    code = {"triton/backends/nvidia/compiler.py": says}
+    wheel = build_wheel(tmp_path / "two", {"triton/libx.so": fat, **tools, **code}, name="triton")
     orders = [WheelOrder(tmp_path / gpu, options(gpu, drop=("ptxas-copies",))) for gpu in ("8.0", "9.0", "12.0")]
     made = tailor_wheel_each(wheel, orders)
     gone = [[file.path.rsplit("/", 1)[-1] for file in one.dropped_files] for one in made]
-    assert gone == [["ptxas-blackwell"], [], ["ptxas"]]
+    assert gone == [["ptxas-blackwell"], ["ptxas-blackwell"], ["ptxas"]]
     for one in made:
         assert one.output
         check_wheel(one.output)

@@ -110,7 +110,7 @@ def test_a_patch_release_is_named_by_its_whole_version(catalog: Catalog, matrix:
     assert variant.unique_name == "pytorch214_0-python313-cuda13_0-sm90-avx2"
     assert matrix.resolve(variant.unique_name).variant == variant
     assert "3.13t" in catalog.release("2.12.0").pythons and "3.13t" not in catalog.release("2.12").pythons
-    assert explain(matrix, variant.unique_name).verdicts[0].where == "2.14.0 (cu130)"
+    assert explain(matrix, variant.unique_name).verdicts[0].release == "2.14.0"
 
 
 def test_unique_names_are_unique(matrix: Matrix) -> None:
@@ -243,12 +243,12 @@ def test_why(matrix: Matrix) -> None:
             assert "(sm_80 code does from CUDA 13.2 on)" in line
     assert 'cuda = "13.2"' in orin.text.partition("To add it")[2]  # the newest with a wheel that runs
     offered = explain(matrix, "pytorch210-python313-cuda13_0-sm90-avx512")
-    assert [verdict.where for verdict in offered.verdicts] == ["2.10 (cu130)"]
+    assert [(verdict.release, verdict.build) for verdict in offered.verdicts] == [("2.10", "cu130")]
 
 
 def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
     only = explain(matrix, "sm90-avx512", release="cuda-13_0", python="3.12")
-    assert [verdict.where for verdict in only.verdicts] == ["2.10 (cu130)"]
+    assert [(verdict.release, verdict.build) for verdict in only.verdicts] == [("2.10", "cu130")]
     for refused in (
         explain(matrix, "cpu-avx2", release="main", python="3.14"),
         explain(matrix, "pytorch28-python37-cpu-avx2"),
@@ -412,3 +412,12 @@ def test_braces_expand_to_each_part_once(parts: list[str], tail: str) -> None:
 def test_none_is_the_gpu_of_cpu_variants(matrix: Matrix) -> None:
     found = find_variants(matrix, gpus=["none"])
     assert found and found == find_variants(matrix, gpus=["cpu"])
+
+
+@pytest.mark.parametrize("name", ["sm90-avx512", "sm120-armv9", "sm103-avx2", "sm50-avx2", "cpu-avx2"])
+def test_an_explanation_fits_on_a_screen(name: str) -> None:
+    """As rows of 80 columns, where nothing but the name is given; what is not there is said."""
+    text = explain(matrix_of(load_catalog()), name).text
+    rows = sum(max(1, -(-len(line) // 80)) for line in text.splitlines())
+    assert rows <= 26, text
+    assert "add --release" in text or name == "cpu-avx2"

@@ -339,16 +339,19 @@ class Planner:
                     notes.append(f"{choice.variant.unique_name} is not available: {problems[0].message}")
                     notes.append(f"The newest available is {variant.unique_name} (PyTorch {variant.release.version}).")
                 return replace(found, notes=(*notes, *found.notes))
-        raise self._nothing_available(choice, problems[0])
+        raise self._nothing_available(choice, problems)
 
-    def _nothing_available(self, choice: VariantChoice, first: TorchtailorError) -> TorchtailorError:
+    def _nothing_available(self, choice: VariantChoice, problems: Sequence[TorchtailorError]) -> TorchtailorError:
         """The problem with the newest release, and what else was looked for."""
-        if choice.variant.gpu is not None or self._options.without_gpu:
+        first, unseen = problems[0], next((one for one in problems if isinstance(one, NetworkError)), None)
+        if choice.variant.gpu is not None or self._options.without_gpu or first is unseen:
             return first
+        if unseen is not None:
+            return NetworkError(f"{first.message} {unseen.message}", unseen.hint)
         older = [str(fallback.release.version) for fallback in choice.fallbacks]
         releases = f", nor any build of PyTorch {', '.join(dict.fromkeys(older))}" if older else ""
         message = f"{first.message} There is no CUDA build either, to remove the GPU code from{releases}."
-        return (NetworkError if isinstance(first, NetworkError) else NoMatchError)(message, first.hint)
+        return NoMatchError(message, first.hint)
 
     def _plan_variant(self, variant: Variant, *, without_gpu: bool) -> VariantPlan:
         target = Target(variant.python, variant.arch, self._options.glibc_version)

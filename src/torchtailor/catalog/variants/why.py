@@ -17,6 +17,10 @@ from torchtailor.catalog.variants.rules import MethodCoverage, coverage, why_imp
 from torchtailor.catalog.variants.select import check_python
 from torchtailor.catalog.variants.variant import Variant
 
+_MOST_RELEASES = 4  # whose builds are told apart in one screen
+
+_MOST_REASONS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class BuildVerdict:
@@ -37,8 +41,8 @@ class BuildVerdict:
         return any(covered.method.name == WHEEL and covered.available for covered in self.methods)
 
     @property
-    def where(self) -> str:
-        return f"{self.release} ({self.build})"
+    def available(self) -> str:
+        return ", ".join(covered.method.name for covered in self.methods if covered.available) or "no build method"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +135,42 @@ def _text(parsed: ParsedName, name: str, verdicts: list[BuildVerdict]) -> str:
         ]
     else:
         lines = [f"{name} is not possible."]
-    by_reasons: dict[tuple[str, ...], list[str]] = {}
+    by_reasons: dict[tuple[str, ...], list[BuildVerdict]] = {}
     for verdict in forbidden:
-        by_reasons.setdefault(verdict.forbidden, []).append(verdict.where)
-    for reasons, where in by_reasons.items():
-        lines += ["", f"Not possible with {', '.join(where)}:", *(f"  - {reason}" for reason in reasons)]
+        by_reasons.setdefault(verdict.forbidden, []).append(verdict)
+    told = list(by_reasons.items())
+    for reasons, where in told if len(told) <= _MOST_REASONS else told[: _MOST_REASONS - 1]:
+        lines += ["", f"Not possible with {_where(where)}:", *(f"  - {reason}" for reason in reasons)]
+    if len(told) > _MOST_REASONS:
+        rest = [verdict for _, where in told[_MOST_REASONS - 1 :] for verdict in where]
+        lines += ["", f"Nor with {_where(rest)}: add --release {rest[0].release} to see why."]
     return "\n".join(lines)
 
 
-def _by_build(verdicts: list[BuildVerdict]) -> list[str]:
-    lines = []
+def _where(verdicts: Iterable[BuildVerdict]) -> str:
+    """`2.15 (cu132, cu130), 2.14 (cu132)`."""
+    builds: dict[str, list[str]] = {}
     for verdict in verdicts:
-        wheel = next(covered for covered in verdict.methods if covered.method.name == WHEEL)
-        methods = ", ".join(covered.method.name for covered in verdict.methods if covered.available)
-        lines.append(f"  {verdict.where}: {methods or 'no build method'}. {wheel.text}")
+        builds.setdefault(verdict.release, []).append(verdict.build)
+    return ", ".join(f"{release} ({', '.join(labels)})" for release, labels in builds.items())
+
+
+def _by_build(verdicts: list[BuildVerdict]) -> list[str]:
+    """A line for each build of one release; of many only the newest releases, where one sentence stands for all builds
+    of a release with the same methods."""
+    releases = list(dict.fromkeys(verdict.release for verdict in verdicts))
+    shown = releases[:_MOST_RELEASES]
+    alike: dict[tuple[str, ...], list[BuildVerdict]] = {}
+    for verdict in verdicts:
+        if verdict.release in shown:
+            key = (verdict.release, verdict.build if len(releases) == 1 else verdict.available)
+            alike.setdefault(key, []).append(verdict)
+    lines = []
+    for builds in alike.values():
+        wheel = next(covered for covered in builds[0].methods if covered.method.name == WHEEL)
+        lines.append(f"  {_where(builds)}: {builds[0].available}. {wheel.text}")
+    if older := releases[_MOST_RELEASES:]:
+        lines.append(f"  Also {', '.join(older)}: add --release {older[0]} to see one.")
     return lines
 
 

@@ -48,7 +48,9 @@ from torchtailor.tailoring.image.cut import ANNOTATION_GPUS
 from torchtailor.tailoring.image.cut_image import chosen_image, no_image
 from torchtailor.tailoring.image.survey import LayerScan, counted_pieces, store
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.trees.artifact.drops import is_decider
 from torchtailor.trees.artifact.libraries import may_be_elf
+from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.workload.pack import PACK_SUFFIX
 
 _NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
@@ -142,7 +144,9 @@ class _Unpacking:
     def _file(self, reader: TarReader, file: LayerFile) -> None:
         """Store the bytes of one file, if they matter."""
         name = file.path.rpartition("/")[2]
-        if known_by_head(name):  # thousands of cubins: the rest of each is a hole
+        if known_by_head(name) or is_decider(
+            installed_path(file.path)
+        ):  # thousands of cubins: the rest of each is a hole
             place = self._keep((reader.head(HEAD_SIZE),), file)
             os.truncate(place, file.size)
             return

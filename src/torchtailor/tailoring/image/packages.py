@@ -81,6 +81,9 @@ class Packages:
     def code(self, path: str) -> CodeFile | None:
         return self.survey.code.get(path)
 
+    def head(self, path: str) -> bytes:
+        return self.survey.heads.get(path, b"")
+
     def shared(self, path: str) -> SharedFile:
         file = self.survey.view.at(path)
         return (self.survey.shared.get(file.content) if file else None) or SharedFile(None, is_module=False)

@@ -42,7 +42,9 @@ from torchtailor.oci.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, T
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary
 from torchtailor.tailoring.libraries import is_program_with_code
+from torchtailor.trees.artifact.drops import is_decider
 from torchtailor.trees.artifact.libraries import SharedFile, is_shared_name, may_be_elf
+from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.licences import is_closed_text
 from torchtailor.trees.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.workload.choice import TracedWorkload
@@ -196,6 +198,7 @@ class ImageSurvey:
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # its licence files that are proprietary
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
+    heads: dict[str, bytes] = field(default_factory=dict)  # of files that say what a rule of --drop goes by
     shared: dict[Content, SharedFile] = field(default_factory=dict)  # what libraries are that may be left out
     asking: dict[Content, AskingLibrary] = field(default_factory=dict)  # libraries of packages, if these leave
     texts: dict[Content, bytes] = field(default_factory=dict)  # METADATA, in the same case
@@ -261,6 +264,8 @@ class ImageSurvey:
             self._debian_package(file, package["name"], head, rest())
         elif known_by_head(name) and (code := read_code_file(file.path, BufferSource(head), file.size)):
             self.code[file.path] = code
+        elif is_decider(installed_path(file.path)):
+            self.heads[file.path] = head
         for _ in rest():
             pass
         file.crc = crc

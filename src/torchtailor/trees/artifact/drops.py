@@ -24,12 +24,24 @@ from torchtailor.code.gpucode.policy import Policy
 from torchtailor.core.errors import NoMatchError
 from torchtailor.core.tables import read_table
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import WheelArchive
 
 _TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
 _MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _NEVER = re.compile(r"(?:.*/)?[^/]+\.dist-info/.*")
+
+
+class Decider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file whose beginning says from which GPU on another is used: its number is a group of the expression."""
+
+    file: str
+    expression: str
+
+    def number(self, head: bytes) -> Capability | None:
+        found = re.search(self.expression, head.decode("utf-8", "replace"))
+        return Capability.from_number(int(found[found.lastindex or 0])) if found else None
 
 
 class DropGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,13 +52,14 @@ class DropGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all_below: str = ""
     all_from: str = ""
     beside: str = ""
+    decider: Decider | None = None
     code: Literal["", "cubin", "bitcode"] = ""
 
-    def counts_for(self, devices: Sequence[Capability]) -> bool:
+    def counts_for(self, devices: Sequence[Capability], decided: Capability | None) -> bool:
         """Whether the targets let these files go; without targets only what depends on none does."""
-        if self.all_below and not (devices and max(devices) < Capability.parse(self.all_below)):
+        if self.all_below and not (devices and max(devices) < (decided or Capability.parse(self.all_below))):
             return False
-        return not self.all_from or bool(devices and min(devices) >= Capability.parse(self.all_from))
+        return not self.all_from or bool(devices and min(devices) >= (decided or Capability.parse(self.all_from)))
 
     @property
     def by_target(self) -> bool:
@@ -97,8 +110,16 @@ class DroppedFile:
 ReadCode = Callable[[str], CodeFile | None]
 
 
+# The beginning of a file.
+ReadHead = Callable[[str], bytes]
+
+
 def _no_code(_: str) -> CodeFile | None:
     return None
+
+
+def _no_head(_: str) -> bytes:
+    return b""
 
 
 @dataclass(frozen=True)
@@ -122,7 +143,9 @@ class Drops:
     def devices(self) -> tuple[Capability, ...]:
         return self.policy.devices if self.policy else ()
 
-    def find(self, sizes: Mapping[str, int], read_code: ReadCode = _no_code) -> dict[str, DroppedFile]:
+    def find(
+        self, sizes: Mapping[str, int], read_code: ReadCode = _no_code, read_head: ReadHead = _no_head
+    ) -> dict[str, DroppedFile]:
         """Of these paths, with the sizes of the files, those that go; the first rule that finds one has it."""
         if not self.rules:
             return {}
@@ -131,7 +154,11 @@ class Drops:
         found: dict[str, DroppedFile] = {}
         for rule in self.rules:
             for group in rule.files:
-                if not group.counts_for(self.devices) or (group.beside and group.beside not in present):
+                if group.beside and group.beside not in present:
+                    continue
+                deciders = [path for path, name in installed.items() if group.decider and name == group.decider.file]
+                numbers = {group.decider.number(read_head(path)) for path in deciders if group.decider}
+                if not group.counts_for(self.devices, numbers.pop() if len(numbers) == 1 else None):
                     continue
                 paths = [path for path, name in installed.items() if path not in found and group.has(name)]
                 if group.code:
@@ -202,11 +229,37 @@ def files_of(artifact: Artifact) -> Iterator[tuple[str, int]]:
     for wheel in artifact.wheels:
         with WheelArchive(wheel) as archive:
             yield from ((installed_path(member.name), member.size) for member in archive.files)
-    if artifact.wheels or artifact.kind is ArtifactKind.LIBRARY:
-        return
-    roots = artifact.site_packages if artifact.kind is ArtifactKind.ENVIRONMENT else (artifact.path,)
-    for root in roots:
+    for root in _roots(artifact):
         yield from sizes_in(root).items()
+
+
+@cache
+def is_decider(name: str) -> bool:
+    """Whether a file, as it is installed, says what a rule goes by."""
+    return any(group.decider and group.decider.file == name for rule in drop_rules().values() for group in rule.files)
+
+
+def deciders_of(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """The beginnings of those files of an artifact that say what a rule goes by."""
+    found = {}
+    for wheel in artifact.wheels:
+        with WheelArchive(wheel) as archive:
+            members = {installed_path(member.name): member for member in archive.files}
+        for name, member in members.items():
+            if is_decider(name):
+                found[name] = LibraryFile(name, wheel.name, member.size, wheel, member).head()
+    for root in _roots(artifact):
+        for name in sizes:
+            if is_decider(installed_path(name)) and (root / name).is_file():
+                found[name] = LibraryFile(name, "", sizes[name], root / name).head()
+    return found
+
+
+def _roots(artifact: Artifact) -> Sequence[Path]:
+    """The folders that it is, or that its packages are in."""
+    if artifact.wheels or artifact.kind is ArtifactKind.LIBRARY:
+        return ()
+    return artifact.site_packages if artifact.kind is ArtifactKind.ENVIRONMENT else (artifact.path,)
 
 
 def sizes_in(folder: Path) -> dict[str, int]:

@@ -75,9 +75,10 @@ class LibraryFile:
     @property
     def is_elf(self) -> bool:
         """Whether it is an ELF file, and not what stands in for a library that was left out."""
-        return (is_shared_name(self.name) or may_be_elf(self.name)) and _is_elf(self._head(placeholder.HEAD_SIZE))
+        return (is_shared_name(self.name) or may_be_elf(self.name)) and _is_elf(self.head(placeholder.HEAD_SIZE))
 
-    def _head(self, size: int) -> bytes:
+    def head(self, size: int = HEAD_SIZE) -> bytes:
+        """Its first bytes."""
         if self.member is not None:
             return head_of_member(self.path, self.member, size)
         with self.path.open("rb") as file:
@@ -88,7 +89,7 @@ class LibraryFile:
         if not known_by_head(self.name):
             with self.open() as source:
                 return read_code_file(self.name, source, self.size)
-        return read_code_file(self.name, BufferSource(self._head(HEAD_SIZE)), self.size)
+        return read_code_file(self.name, BufferSource(self.head()), self.size)
 
 
 def is_shared_name(name: str) -> bool:

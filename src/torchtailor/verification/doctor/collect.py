@@ -16,7 +16,7 @@ import msgspec
 from torchtailor.advise.host.model import Host, InstalledTorch
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.catalog.gpus import NO_GPU_LABEL
-from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.pythons import find_uv
 from torchtailor.core.trust import Limit, read_limited
 from torchtailor.trees.artifact.launch import Launch, open_target
@@ -43,6 +43,10 @@ def open_message(message: str) -> tuple[IO[bytes], bool]:
         path = Path(message)
         if path.is_file():
             return path.open("rb"), True
+        if path.is_dir():
+            raise UsageError(
+                f"{message} is a folder, not a message or a log.", f"Examine an environment with --env {message}."
+            )
         if _PATH.fullmatch(message) and not path.exists():
             raise NoMatchError(f"{message} does not exist.", "Check the path, or paste the message itself.")
     except OSError as error:

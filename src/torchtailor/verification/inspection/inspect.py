@@ -14,7 +14,7 @@ from torchtailor.core.errors import BadInputError
 from torchtailor.core.progress import Progress
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.conda import opened_artifact
-from torchtailor.trees.artifact.drops import files_of
+from torchtailor.trees.artifact.drops import deciders_of, files_of
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
 from torchtailor.verification.inspection.inspection import ArtifactReport, Inspection, Skipped
@@ -104,6 +104,7 @@ def _collect(artifact: Artifact, read: Mapping[LibraryFile, ReadLibrary]) -> Art
         tuple(skipped),
         tuple(files),
         every,
+        deciders_of(artifact, every),
         nvidias,
         tuple(row for _, one in mine for row in one.kernels),
         tuple((name, one.use) for name, one in mine if one.use),

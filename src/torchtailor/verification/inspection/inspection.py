@@ -52,6 +52,7 @@ class ArtifactReport:
     skipped: tuple[Skipped, ...]
     files: tuple[CodeFile, ...] = ()  # that are GPU code themselves
     every_file: Mapping[str, int] = field(default_factory=dict)  # all of them, as they are installed, with their sizes
+    deciders: Mapping[str, bytes] = field(default_factory=dict)  # the beginnings of those that a rule of --drop goes by
     nvidias: frozenset[str] = frozenset()  # those of NVIDIA's proprietary packages
     kernels: tuple[KernelRow, ...] = ()
     use: tuple[tuple[str, CodeUse], ...] = ()  # by library
@@ -61,7 +62,9 @@ class ArtifactReport:
         """What each rule of --drop would leave out for these targets."""
         files = {file.name: file for file in self.files}
         for name in drop_rules():
-            dropped = Drops.of([name], policy).find(self.every_file, files.get)
+            dropped = Drops.of([name], policy).find(
+                self.every_file, files.get, lambda path: self.deciders.get(path, b"")
+            )
             if dropped:
                 asked = (file.size for path, file in dropped.items() if installed_path(path) in self.nvidias)
                 yield Droppable(name, len(dropped), sum(file.size for file in dropped.values()), sum(asked))
