@@ -229,7 +229,7 @@ def test_wrong_settings_are_named() -> None:
         ('gpu = "12.1"', "CUDA 12.8 cannot compile for compute capability 12.1; 12.9, 13.0"),
         ('gpu = "sm_90"', "must be a compute capability such as 9.0"),
         ('cpu = "avx3"', "there is no instruction set avx3"),
-        ('cpu = "armv9"', "armv9 is aarch64, and this is x86_64-linux"),
+        ('cpu = "armv9"', "armv9 is for aarch64-linux, and this is x86_64-linux"),
         ("gpu = 9.0", 'a compute capability in quotes, such as "9.0", and not a float'),
         ('gpu = [ "8.0" "9.0" ]', "and not a list"),
         ('gpu = "7.5a"', "compute capability 7.5 has no code of its own: 7.5a does not exist"),
@@ -241,6 +241,24 @@ def test_wrong_settings_are_named() -> None:
         ('gpu = "9.0"; gigabytesPerJob = "4"', "gigabytesPerJob must be a whole number above 0"),
     ):
         assert message in failure(f'(pkgs "x86_64-linux" {{ }} (flake.lib.overlay {{ {setting}; }})).{torch}')
+
+
+def test_a_mac_is_named() -> None:
+    for setting, message in (
+        ('cpu = "armv9"', "armv9 is for aarch64-linux, and this is aarch64-darwin"),
+        ('gpu = "9.0"', "CUDA is for Linux, and this is aarch64-darwin"),
+    ):
+        overlay = f"(flake.lib.overlay {{ {setting}; }})"
+        assert message in failure(f'(pkgs "aarch64-darwin" {{ }} {overlay}).python313Packages.torch.drvPath')
+
+
+def test_an_overlay_over_another_is_refused() -> None:
+    """The CPU flags of both would reach the compiler."""
+    both = """(final: prev:
+      let first = prev // flake.lib.overlay { cpu = "avx512"; } final prev;
+      in first // flake.lib.overlay { cpu = "avx2"; } final first)"""
+    text = failure(f'(pkgs "x86_64-linux" {{ }} {both}).python313Packages.torch.drvPath')
+    assert "this PyTorch is already tailored: use the overlay once" in text
 
 
 def test_a_setting_that_does_not_exist_is_named() -> None:

@@ -13,6 +13,7 @@
 let
   catalog = import ./catalog.nix;
   inherit (nixpkgs) lib;
+  inherit (nixpkgs.stdenv.hostPlatform) system;
   fail = message: throw "torchtailor: ${message}";
   digits = builtins.replaceStrings [ "." ] [ "" ];
 
@@ -36,6 +37,8 @@ let
       gpu != capability && lib.versionOlder capability (if lib.hasSuffix "a" gpu then "9.0" else "10.0")
     then
       fail "compute capability ${capability} has no code of its own: ${gpu} does not exist"
+    else if !nixpkgs.stdenv.hostPlatform.isLinux then
+      fail "CUDA is for Linux, and this is ${system}"
     else if compiledBy == [ ] then
       fail "there is no GPU with compute capability ${gpu}"
     else if catalog.toolkits ? ${cuda} && !(lib.elem cuda compiledBy) then
@@ -47,7 +50,7 @@ let
     else if !(supported.to == null || lib.versionAtLeast supported.to cuda) then
       fail "nixpkgs does not compile for compute capability ${gpu} with CUDA ${cuda}: only up to ${supported.to}"
     else if supported.jetson && nixpkgs.stdenv.hostPlatform.isx86_64 then
-      fail "compute capability ${gpu} is a Jetson's, which is aarch64-linux, and this is ${nixpkgs.stdenv.hostPlatform.system}"
+      fail "compute capability ${gpu} is a Jetson's, which is aarch64-linux, and this is ${system}"
     else
       gpu;
 
@@ -69,8 +72,8 @@ let
       fail "cpu must be an instruction set in quotes, such as \"avx512\", and not a ${builtins.typeOf cpu}"
     else if !(catalog.isas ? ${cpu}) then
       fail "there is no instruction set ${cpu}: ${toString (lib.attrNames catalog.isas)}"
-    else if catalog.isas.${cpu}.arch != nixpkgs.stdenv.hostPlatform.parsed.cpu.name then
-      fail "${cpu} is ${catalog.isas.${cpu}.arch}, and this is ${nixpkgs.stdenv.hostPlatform.system}"
+    else if "${catalog.isas.${cpu}.arch}-linux" != system then
+      fail "${cpu} is for ${catalog.isas.${cpu}.arch}-linux, and this is ${system}"
     else
       catalog.isas.${cpu};
   flags =
@@ -263,10 +266,12 @@ in
       source = sourceOf torch version;
     in
     (
-      if target == null then
+      if torch ? cpuISA then
+        fail "this PyTorch is already tailored: use the overlay once"
+      else if target == null then
         torch
       else if !hasCuda then
-        fail "the given nixpkgs has no CUDA ${cuda} for compute capability ${gpu} on ${nixpkgs.stdenv.hostPlatform.system}: give it an older cudaPackages"
+        fail "the given nixpkgs has no CUDA ${cuda} for compute capability ${gpu} on ${system}: give it an older cudaPackages"
       else
         torch.override {
           cudaSupport = true;
