@@ -1,8 +1,10 @@
 """`torchtailor inspect` of an unpacked stack against `cp -r` of the same tree, side by side: at most 0.25x.
 
 Run: .venv/bin/python benchmarks/inspect_stack.py TREE [--copy-to FOLDER]
+     .venv/bin/python benchmarks/inspect_stack.py TREE --diff OTHER
 
-FOLDER must be on the same disk, with space for a copy. Both run with the tree in the page cache.
+FOLDER must be on the same disk, with space for a copy. Both run with the tree in the page cache. With --diff it is
+`torchtailor diff TREE OTHER`, which reads both, against `torchtailor inspect TREE`: at most 2x.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 
 LIMIT = 0.25
+DIFF_LIMIT = 2.0
 
 
 def measure(command: list[str]) -> tuple[float, float]:
@@ -42,26 +45,35 @@ def warm(tree: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tree", type=Path)
+    parser.add_argument("--diff", type=Path, metavar="OTHER")
     parser.add_argument("--copy-to", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    inspect = [str(Path(sys.executable).with_name("torchtailor")), "inspect", str(options.tree), "--gpu", "9.0"]
-    rows = []
+    program = str(Path(sys.executable).with_name("torchtailor"))
+    trees, limit = [options.tree], LIMIT
+    inspect = [program, "inspect", str(options.tree), "--gpu", "9.0"]
+    if options.diff:
+        trees.append(options.diff)
+        limit = DIFF_LIMIT
+        sides = {"torchtailor inspect": inspect[:3], "torchtailor diff": [program, "diff", *map(str, trees)]}
+    else:
+        sides = {"cp -r": ["cp", "-r", str(options.tree)], "torchtailor inspect": inspect}
+    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(options.rounds):
-        copy = Path(tempfile.mkdtemp(dir=options.copy_to))
-        warm(options.tree)
-        rows.append(measure(["cp", "-r", str(options.tree), str(copy / "copy")]))
-        shutil.rmtree(copy)
-        warm(options.tree)
-        rows.append(measure(inspect))
-    copied, inspected = rows[0::2], rows[1::2]
-    ratio = statistics.median(b[0] / a[0] for a, b in zip(copied, inspected, strict=True))
+        for name, command in sides.items():
+            for tree in trees:
+                warm(tree)
+            copy = Path(tempfile.mkdtemp(dir=options.copy_to))
+            rows[name].append(measure([*command, str(copy / "copy")] if command[0] == "cp" else command))
+            shutil.rmtree(copy)
+    first, second = rows.values()
+    ratio = statistics.median(b[0] / a[0] for a, b in zip(first, second, strict=True))
     print("| what | seconds | processor seconds |\n|---|---|---|")
-    for name, results in (("cp -r", copied), ("torchtailor inspect", inspected)):
+    for name, results in rows.items():
         print(f"| {name} | {min(r[0] for r in results):.2f} | {min(r[1] for r in results):.2f} |")
-    print(f"\nratio {ratio:.2f} (median of {options.rounds}; limit {LIMIT}); {os.cpu_count()} cores", end="; ")
+    print(f"\nratio {ratio:.2f} (median of {options.rounds}; limit {limit}); {os.cpu_count()} cores", end="; ")
     print(f"load {os.getloadavg()[0]:.1f}")
-    return ratio > LIMIT
+    return ratio > limit
 
 
 if __name__ == "__main__":

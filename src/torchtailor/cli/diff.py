@@ -110,11 +110,11 @@ def _kernel_table(kernels: Sequence[KernelChange], top: int) -> None:
         [
             one.name,
             one.code,
-            f"{one.old_functions} -> {one.new_functions}",
+            f"{one.old_functions} -> {one.new_functions}" if one.old_functions or one.new_functions else "",
             human_bytes(one.new),
             signed(one.growth),
         ]
         for one in [one for one in kernels if one.growth][:top]
     ]
     if rows:
-        out().print(table(["Kernel", "Code for", "Functions", "After", "Change"], rows))
+        out().print(table(["Kernel (unpacked)", "Code for", "Functions", "After", "Change"], rows))

@@ -10,6 +10,8 @@ import typer
 from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode
 
+_SHOWN = 20
+
 
 def command(
     env: Annotated[
@@ -34,8 +36,10 @@ def command(
         verb = "Would restore" if dry_run else "Restored"
         size = human_bytes(sum(result.size for result in results))
         out().print(f"{verb} {counted(len(restored), 'file')}, {size}:", markup=False)
-        for library in restored:
+        for library in restored[:_SHOWN]:
             out().print(f"  {library}", markup=False)
+        if more := restored[_SHOWN:]:
+            out().print(f"  and {len(more)} more, which --json lists", markup=False)
     if commands:
         out().print("These packages were cut without --keep-removed. To reinstall them, run:", markup=False)
         for line in commands:

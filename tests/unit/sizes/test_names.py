@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchtailor.code.gpucode.demangle import demangled, template_of, unit_of
-from torchtailor.verification.sizes.compare import unversioned
+from torchtailor.verification.sizes.compare import unversioned, unversioned_function
 
 TEMPLATES = {
     "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >"
@@ -49,3 +49,12 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_of_two_releases_are_the_same_file(name: str) -> None:
     assert unversioned(name) == FILES[name]
+
+
+@pytest.mark.parametrize("space", ["CUB_300104_SM_750_800_900", "_V_300401_SM_750_800", "CUB_200200_800_900_NS"])
+def test_kernels_of_two_versions_of_cub_are_the_same(space: str) -> None:
+    """In two releases of custabilizer-cu13 each of them was a kernel that went and one that came."""
+    assert (
+        unversioned_function(f"cub::{space}::detail::scan::DeviceScanKernel") == "cub::detail::scan::DeviceScanKernel"
+    )
+    assert unversioned_function("mine::V_1::scan") == "mine::V_1::scan"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.calling import call
 from tests.oracle.library import read_library
 from tests.unit.gpucode.builders import BASE_FLAGS, FIXTURES, Entry, Place, container, cubin, elf
-from tests.unit.gpucode.test_foreign import BUNDLE, PACKED
+from tests.unit.gpucode.test_foreign import BUNDLE, PACKED, dll
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.core.errors import ExitCode
@@ -93,6 +93,14 @@ def test_compressed_bytes_add_up_to_the_wheel(tmp_path: Path) -> None:
     assert {row.package for row in sizes.rows} == {"demo"}
     kinds = sizes.by(lambda row: row.kind.value)
     assert kinds["Python"].size == 3000 and kinds["C headers"].size == 1500
+
+
+def test_compressed_bytes_of_a_windows_library_add_up(tmp_path: Path) -> None:
+    windows = dll((b".nv_fatb", container(*(Entry(cubin(f"{sm}", 2999 + sm), sm=sm) for sm in (70, 80, 86, 90)))))
+    wheel = wheel_of(tmp_path, "demo-1.0", {"demo/x.dll": windows})
+    sizes = measured(wheel)
+    assert len({row.code for row in sizes.rows if row.file == "demo/x.dll"}) > 2
+    assert sizes.packed == wheel.stat().st_size
 
 
 def test_a_folder_counts_every_file(tmp_path: Path) -> None:
@@ -202,6 +210,24 @@ def test_pages_have_everything_in_them(tmp_path: Path) -> None:
         data = json.loads(text.split('id="data">')[1].split("</script>")[0])
         assert data["tree"]["size"] == measured(new).total
         assert "http://" not in text and "https://" not in text
+
+
+def test_a_page_says_in_words_what_came_and_what_names_mean(tmp_path: Path) -> None:
+    wheels = []
+    for name, numbers in (("demo-1.0", (70, 80)), ("demo-1.1", (80, 90))):
+        library = elf(
+            Place(".nv_fatbin", container(*(Entry(cubin(f"{sm}", 40 * sum(numbers)), sm=sm) for sm in numbers)))
+        )
+        files = {"demo/lib.so": library, "demo/a.h": b"// c\n" * 90 * numbers[0], f"demo/{name}/__init__.py": b""}
+        wheels.append(wheel_of(tmp_path, name, files))
+    assert call("diff", *wheels, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
+    text = (tmp_path / "diff.html").read_text()
+    assert "New: code for sm_90. Gone: code for sm_70." in text
+    assert "By kind: C headers +4.5 kB" in text
+    assert "<th scope=row>sm_90<br><small>Hopper: H100" in text
+    assert "<th scope=row>kernel<br><small>sm_70, sm_80, sm_90</small>" in text
+    assert "<th scope=row>a.h</th>" in text
+    assert "__init__.py</th>" not in text
 
 
 def test_markdown_cannot_be_broken_by_names(tmp_path: Path) -> None:

@@ -132,6 +132,18 @@ def test_in_place_and_back(capsys: pytest.CaptureFixture[str], tmp_path: Path, f
     assert code == ExitCode.OK and "nothing to restore" in out
 
 
+def test_many_restored_files_are_not_all_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    files = {"torch/libx.so": fat} | {f"torch/include/{number}.h": b"// c" for number in range(25)}
+    install(build_wheel(tmp_path, files, name="torch", version="2.10.0"), site)
+    before = tree(site)
+    cut = ("tailor", "--env", tmp_path / "env", "--gpu", "9.0", "--drop", "headers", "--keep-removed")
+    assert run(capsys, *cut)[0] == ExitCode.OK
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env")
+    assert code == ExitCode.OK and tree(site) == before
+    assert "Restored 26 files" in out and "and 6 more, which --json lists" in out and len(out.splitlines()) < 25
+
+
 def test_several_inputs_and_folders_of_wheels(tmp_path: Path, library: Path, fat: bytes) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()

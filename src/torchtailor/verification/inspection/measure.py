@@ -19,7 +19,7 @@ from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.trees.wheels.archive import WheelArchive
 from torchtailor.verification.inspection.kernels import KernelRow
 from torchtailor.verification.inspection.parts import ByteClass, class_of_file
-from torchtailor.verification.inspection.read import Parts, ReadLibrary, Wanted, read_libraries
+from torchtailor.verification.inspection.read import Parts, ReadLibrary, Wanted, in_proportion, read_libraries
 
 
 class SizeRow(msgspec.Struct, frozen=True):
@@ -132,14 +132,10 @@ def _whole_file(library: LibraryFile, read: ReadLibrary) -> Parts:
     if read.error:
         return ((class_of_file(library.name), "", library.size, packed),)
     groups = read.file.architectures if read.file else ()
-    sizes = [(ByteClass.GPU, group.label, min(group.stored, library.size)) for group in groups]
-    rest = library.size - sum(size for *_, size in sizes)
-    sizes.append((ByteClass.OTHER, "", rest))
-    return tuple(
-        (kind, code, size, None if packed is None else packed * size // max(library.size, 1))
-        for kind, code, size in sizes
-        if size
-    )
+    parts = [(ByteClass.GPU, group.label, min(group.stored, library.size)) for group in groups]
+    parts.append((ByteClass.OTHER, "", library.size - sum(size for *_, size in parts)))
+    shares = in_proportion(packed, [size for *_, size in parts])
+    return tuple((*part, share) for part, share in zip(parts, shares, strict=True) if part[2])
 
 
 def _other_rows(artifact: Artifact, owners: Mapping[str, str], read: set[tuple[str, str]]) -> Iterator[SizeRow]:

@@ -57,6 +57,10 @@ class ByteSpan(NamedTuple):
     code: str = ""  # of GPU code, the architecture
 
 
+# Files that are of one class, whole.
+PLAIN_FILES = (ByteClass.PYTHON, ByteClass.HEADERS, ByteClass.OTHER)
+
+
 def class_of_file(name: str) -> ByteClass:
     """What a file is that holds no machine code, by its name."""
     return _BY_SUFFIX.get(os.path.splitext(name)[1].lower(), ByteClass.OTHER)  # noqa: PTH122 (a Path each is slow)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import SegmentType
@@ -113,6 +114,13 @@ def _parts(spans: Iterable[ByteSpan], source: ByteSource) -> Parts:
     return tuple((*key, size, packed[key] if wheel else None) for key, size in sizes.items())
 
 
+def in_proportion(packed: int | None, sizes: Collection[int]) -> Iterator[int | None]:
+    """What each part of something takes of its packed bytes: together all of them."""
+    whole = sum(sizes) or 1
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        yield None if packed is None else packed * end // whole - packed * start // whole
+
+
 def _named_parts(parts: Parts, groups: Iterable[ImageGroup]) -> Parts:
     """The same with code for other makers' GPUs by architecture, which the bytes of its sections only hold."""
     sizes = {group.label: group.stored for group in groups}
@@ -122,9 +130,7 @@ def _named_parts(parts: Parts, groups: Iterable[ImageGroup]) -> Parts:
             found.append((kind, code, size, packed))
             continue
         named = {label: stored for label, stored in sizes.items() if sum(sizes.values()) <= size}
-        at = 0
-        for label, stored in (*named.items(), (CONTAINERS, size - sum(named.values()))):
-            share = None if packed is None else packed * (at + stored) // size - packed * at // size
-            found.append((kind, label, stored, share))
-            at += stored
+        named[CONTAINERS] = size - sum(named.values())
+        shares = in_proportion(packed, named.values())
+        found += [(kind, label, stored, share) for (label, stored), share in zip(named.items(), shares, strict=True)]
     return tuple(part for part in found if part[2])

@@ -12,11 +12,13 @@ import msgspec
 from torchtailor.core.documents import Bytes
 from torchtailor.verification.inspection.kernels import KernelRow
 from torchtailor.verification.inspection.measure import SizeRow, Sizes, SizeTotal
+from torchtailor.verification.inspection.parts import PLAIN_FILES, ByteClass
 
 _DIST_INFO = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.(dist-info|data)(?=/)")
 _MANGLED_LIBRARY = re.compile(r"-[0-9a-f]{8}(?=(?:\.\d+)*\.so)")  # what auditwheel adds to names
 _PYTHON_TAG = re.compile(r"\.(?:cpython-[\w-]+|abi3)(?=\.so$)")
 _SO_VERSION = re.compile(r"(?<=\.so)(?:\.[\w.]+)$")
+_INLINE_NAMESPACE = re.compile(r"\b(?:CUB|THRUST|_V)_\d{6}_\w+::")  # of CCCL: its version, and what it was built for
 _WHEEL = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.whl$")
 
 
@@ -116,7 +118,7 @@ class SizeComparison:
         """What changed by itself, in words and the largest first: a file that is new or gone is one of them, whatever
         is in it."""
         whole = {one.name for one in self.files if one.verdict in ("new", "gone")}
-        found = [(one, (one.name, "", "")) for one in self.files if one.name in whole]
+        found = [(one, (one.name, "", "")) for one in self.files if one.growth and one.name in whole]
         found += [(one, name) for one in self.parts if one.growth and (name := _split(one.name))[0] not in whole]
         named = (msgspec.structs.replace(one, name=_in_words(*name)) for one, name in found)
         return tuple(sorted(named, key=lambda one: (-abs(one.growth), one.name)))
@@ -170,6 +172,11 @@ def unversioned(file: str) -> str:
     return _WHEEL.sub(r"\1.whl", _DIST_INFO.sub(r"\1.\2", file))
 
 
+def unversioned_function(name: str) -> str:
+    """A function's name without the version of the library of templates that it is from."""
+    return _INLINE_NAMESPACE.sub("", name)
+
+
 def _split(name: str) -> tuple[str, str, str]:
     file, kind, code = name.split("\0")
     return file, kind, code
@@ -178,7 +185,9 @@ def _split(name: str) -> tuple[str, str, str]:
 def _in_words(file: str, kind: str, code: str) -> str:
     """`sm_120 in libtorch_cuda.so`, `host code of libtorch_cpu.so`, or the file alone."""
     name = file.rpartition("/")[2]
-    return f"{code} in {name}" if code else f"{kind} of {name}" if kind else name
+    if code:
+        return f"{code} in {name}"
+    return f"{kind} of {name}" if kind and ByteClass(kind) not in PLAIN_FILES else name
 
 
 def _change(name: str, old: SizeTotal, new: SizeTotal) -> SizeChange:
@@ -188,7 +197,7 @@ def _change(name: str, old: SizeTotal, new: SizeTotal) -> SizeChange:
 def _by_name(rows: Iterable[KernelRow]) -> Mapping[tuple[str, str, str], tuple[int, int]]:
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for row in rows:
-        key = (unversioned(row.library), row.code, row.name)
+        key = (unversioned(row.library), row.code, unversioned_function(row.name))
         size, functions = sums.get(key, (0, 0))
         sums[key] = (size + row.size, functions + row.functions)
     return sums

@@ -9,23 +9,26 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.catalog import load_catalog
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Suffix
 from torchtailor.core.disk import write_output
 from torchtailor.core.format import human_bytes, printable
 from torchtailor.core.version import __version__
 from torchtailor.verification.inspection.kernels import HOST as HOST_FUNCTIONS
 from torchtailor.verification.inspection.kernels import KernelRow
 from torchtailor.verification.inspection.measure import SizeRow, Sizes
-from torchtailor.verification.inspection.parts import ByteClass
+from torchtailor.verification.inspection.parts import CONTAINERS, PLAIN_FILES, ByteClass
 from torchtailor.verification.report.chart import Bytes, LibraryRow, chart_of
 from torchtailor.verification.report.parts import encoded, legend, table, whole_page
 from torchtailor.verification.report.svg import bars, colour_class, totals
 from torchtailor.verification.result import HOST
-from torchtailor.verification.sizes.compare import SizeChange, SizeComparison, unversioned
+from torchtailor.verification.sizes.compare import KernelChange, SizeChange, SizeComparison, unversioned
 from torchtailor.verification.sizes.history import HistoryDocument
 from torchtailor.verification.sizes.markdown import share, signed
 
 _CAUSES = 20
-_MANY = (ByteClass.PYTHON, ByteClass.HEADERS, ByteClass.OTHER)
+_FEW = 4
+_WORTH = 0.001  # of everything: smaller changes are one row
 _SMALL = 0.0005  # of everything: what is smaller is drawn together
 
 
@@ -59,12 +62,15 @@ def render(shown: Sizes | SizeComparison) -> str:
         _section("At a glance", totals(drawn, "all files") + legend((colours[label], label) for label in drawn.labels))
     ]
     if comparison:
-        sections.append(_section("What changed most", _changes("What", comparison.causes[:_CAUSES])))
+        sections.append(_section("What changed most", _changes("What", _worth_a_row(comparison), "causes")))
         if architectures := [one for one in comparison.architectures if one.growth]:
-            sections.append(_section("By architecture", _changes("Code for", architectures)))
-        if functions := [one for one in comparison.functions if one.growth][:_CAUSES]:
-            named = [SizeChange(f"{one.name} for {one.code}", one.old, one.new) for one in functions]
-            sections.append(_section("Kernels of all libraries", _changes("Kernel", named)))
+            rows = _changes("Code for", architectures, "architectures", _meaning())
+            sections.append(_section("By architecture", rows))
+        if kernels := _kernels(comparison):
+            rows = _changes(
+                "Kernel", [change for change, _ in kernels], "kernels", {one.name: of for one, of in kernels}
+            )
+            sections.append(_section("Kernels of all libraries", _UNPACKED + rows))
     sections.append(_section("Where the bytes are", _MAP))
     return whole_page(
         "sizes.html",
@@ -111,6 +117,8 @@ def render_history(shown: HistoryDocument) -> str:
     )
 
 
+_UNPACKED = """<p>Bytes as they are unpacked: in files GPU code is compressed, so these are more than those above.
+A row is a function, or all instances of a template, for all architectures together.</p>"""
 _MAP = """<p>Area is size, colour is what it is for. Open a part with a click or Enter; Escape goes back.</p>
 <nav aria-label="Where you are"><ol class="path" id="treemap-path"></ol></nav>
 <div id="treemap" tabindex="-1"></div>
@@ -133,16 +141,63 @@ def _answer(sizes: Sizes, comparison: SizeComparison | None) -> Iterable[str]:
         f"<strong>{signed(total.growth)}</strong>{share(total)}: {human_bytes(total.old)} became "
         f"{human_bytes(total.new)}{packed}; before: {escape(printable(_short(comparison.old.name)))}."
     )
+    if changed := [one for one in comparison.classes if abs(one.growth) >= _WORTH * total.new][:_FEW]:
+        yield f"By kind: {', '.join(f'{one.name} {signed(one.growth)}' for one in changed)}."
+    codes = [one for one in comparison.architectures if one.name != CONTAINERS]
+    came, left = (", ".join(one.name for one in codes if one.verdict == verdict) for verdict in ("new", "gone"))
+    if codes:
+        went = f"{f'New: code for {came}.' if came else ''} {f'Gone: code for {left}.' if left else ''}".strip()
+        yield escape(went or "The architectures are the same as before.")
 
 
-def _changes(what: str, changes: Iterable[SizeChange]) -> str:
-    rows = [
-        f"<tr><th scope=row>{escape(printable(one.name))}</th><td>{human_bytes(one.old) if one.old else ''}</td>"
-        f"<td>{human_bytes(one.new) if one.new else ''}</td><td>{signed(one.growth)}</td>"
-        f"<td>{one.verdict}</td></tr>"
-        for one in changes
+def _worth_a_row(comparison: SizeComparison) -> list[SizeChange]:
+    """The causes that somebody would look at, and all others together."""
+    least = _WORTH * max(comparison.total.old, comparison.total.new)
+    causes = [one for one in comparison.causes if abs(one.growth) >= least][:_CAUSES]
+    rest = comparison.causes[len(causes) :]
+    old, new = sum(one.old for one in rest), sum(one.new for one in rest)
+    return [*causes, *([SizeChange(f"{len(rest)} smaller changes", old, new)] if rest else [])]
+
+
+def _kernels(comparison: SizeComparison) -> list[tuple[SizeChange, str]]:
+    """The kernels that changed most, of all libraries and architectures together, and which architectures these are."""
+    by_name: dict[str, list[KernelChange]] = {}
+    for one in comparison.functions:
+        by_name.setdefault(one.name, []).append(one)
+    changes = [
+        (
+            SizeChange(name, sum(one.old for one in each), sum(one.new for one in each)),
+            ", ".join(sorted({one.code for one in each})),
+        )
+        for name, each in by_name.items()
     ]
-    return table((what, "Before", "After", "Change", "Result"), rows) if rows else "<p>Nothing.</p>"
+    changed = [change for change in changes if change[0].growth]
+    return sorted(changed, key=lambda change: (-abs(change[0].growth), change[0].name))[:_CAUSES]
+
+
+def _meaning() -> Mapping[str, str]:
+    """Which GPUs the names of architectures stand for."""
+    said = {CONTAINERS: "headers around GPU code"}
+    for capability, gpu in load_catalog().gpus.items():
+        for suffix in Suffix:
+            said |= {
+                f"{CodeTarget(CodeKind.CUBIN, capability, suffix)}": gpu.describe(),
+                f"{CodeTarget(CodeKind.PTX, capability, suffix)}": "PTX, which newer GPUs compile when they load it",
+                f"{CodeTarget(CodeKind.LTOIR, capability, suffix)}": "LTO-IR, which is linked when it is loaded",
+            }
+    return said
+
+
+def _changes(what: str, changes: Iterable[SizeChange], name: str, meaning: Mapping[str, str] | None = None) -> str:
+    rows = []
+    for one in changes:
+        more = f"<br><small>{escape(meaning[one.name])}</small>" if meaning and one.name in meaning else ""
+        rows.append(
+            f"<tr><th scope=row>{escape(printable(one.name))}{more}</th><td>{human_bytes(one.old) if one.old else ''}"
+            f"</td><td>{human_bytes(one.new) if one.new else ''}</td><td>{signed(one.growth)}</td>"
+            f"<td>{one.verdict}</td></tr>"
+        )
+    return table((what, "Before", "After", "Change", "Result"), rows, name=name) if rows else "<p>Nothing.</p>"
 
 
 def _parts(sizes: Sizes) -> Mapping[str, int]:
@@ -184,7 +239,7 @@ def _tree(sizes: Sizes, old: Sizes | None, colours: Mapping[str, str]) -> _Node:
 def _path(row: SizeRow) -> tuple[str, str, str]:
     """Package, file and what of it; of the thousands of files without machine code, their class before the file."""
     package, file = row.package or "(no package)", unversioned(row.file)
-    if row.kind in _MANY:
+    if row.kind in PLAIN_FILES:
         return (package, row.kind.value, file)
     return (package, file, row.code or row.kind.value)
 
