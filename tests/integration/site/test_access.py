@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from tests.integration.site.conftest import open_page
+from tests.unit.gpucode.builders import FIXTURES
+from tests.unit.sizes.test_sizes import wheel_of, wheel_with
 from torchtailor.site.published import PublishedVariant, front_page
+from torchtailor.trees.artifact.artifact import open_artifact
+from torchtailor.verification.inspection.measure import measure
+from torchtailor.verification.sizes.compare import SizeComparison
+from torchtailor.verification.sizes.page import write_page
 
 COLOURS = ["color-contrast", "link-in-text-block"]  # axe-core's rules about them
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -109,4 +115,17 @@ def test_axe_finds_nothing_in_a_published_index(browser: Any, tmp_path: Path, ax
     ]
     (tmp_path / "index.html").write_bytes(front_page(rows, ["cpu", "cu128-sm90", "variants"]))
     open_page(browser, tmp_path / "index.html")
+    check_both_themes(browser, axe)
+
+
+def test_axe_finds_nothing_in_a_page_of_sizes(browser: Any, tmp_path: Path, axe: str) -> None:
+    """Parts that are too small to be hit were buttons."""
+    old = wheel_with(tmp_path, "demo-1.0", "size.so")
+    new = wheel_of(
+        tmp_path, "demo-1.1", {"demo/libx.so": (FIXTURES / "raw.so").read_bytes() * 9, "demo/a.h": b"//c\n" * 900}
+    )
+    compared = SizeComparison(*(measure(open_artifact(wheel), kernels=True, processes=1) for wheel in (old, new)))
+    write_page(compared, tmp_path / "sizes.html")
+    open_page(browser, tmp_path / "sizes.html")
+    assert browser.execute_script("return document.querySelectorAll('#treemap .tile').length") > 1
     check_both_themes(browser, axe)

@@ -222,7 +222,7 @@ def test_a_page_says_in_words_what_came_and_what_names_mean(tmp_path: Path) -> N
         wheels.append(wheel_of(tmp_path, name, files))
     assert call("diff", *wheels, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
     text = (tmp_path / "diff.html").read_text()
-    assert "New: code for sm_90. Gone: code for sm_70." in text
+    assert "New: code for sm_90 (lib.so). Gone: code for sm_70 (lib.so)." in text
     assert "By kind: C headers +4.5 kB" in text
     assert "<th scope=row>sm_90<br><small>Hopper: H100" in text
     assert "<th scope=row>kernel<br><small>sm_70, sm_80, sm_90</small>" in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -118,7 +118,8 @@ def render_history(shown: HistoryDocument) -> str:
 
 
 _UNPACKED = """<p>Bytes as they are unpacked: in files GPU code is compressed, so these are more than those above.
-A row is a function, or all instances of a template, for all architectures together.</p>"""
+A row is a function, or all instances of a template, for all architectures together;
+(shared by functions) are headers, symbols and strings.</p>"""
 _MAP = """<p>Area is size, colour is what it is for. Open a part with a click or Enter; Escape goes back.</p>
 <nav aria-label="Where you are"><ol class="path" id="treemap-path"></ol></nav>
 <div id="treemap" tabindex="-1"></div>
@@ -144,10 +145,19 @@ def _answer(sizes: Sizes, comparison: SizeComparison | None) -> Iterable[str]:
     if changed := [one for one in comparison.classes if abs(one.growth) >= _WORTH * total.new][:_FEW]:
         yield f"By kind: {', '.join(f'{one.name} {signed(one.growth)}' for one in changed)}."
     codes = [one for one in comparison.architectures if one.name != CONTAINERS]
-    came, left = (", ".join(one.name for one in codes if one.verdict == verdict) for verdict in ("new", "gone"))
+    went = [
+        _went(word, [one.name for one in codes if one.verdict == verdict], side)
+        for word, verdict, side in (("New", "new", comparison.new), ("Gone", "gone", comparison.old))
+    ]
     if codes:
-        went = f"{f'New: code for {came}.' if came else ''} {f'Gone: code for {left}.' if left else ''}".strip()
-        yield escape(went or "The architectures are the same as before.")
+        yield escape(" ".join(filter(None, went)) or "The architectures are the same as before.")
+
+
+def _went(word: str, codes: Sequence[str], sizes: Sizes) -> str:
+    """`New: code for sm_103, sm_110 (libnvjpeg.so).`; without the libraries where these are many."""
+    files = {unversioned(row.file).rpartition("/")[2] for row in sizes.rows if row.code in codes}
+    where = f" ({', '.join(sorted(files))})" if len(files) <= _FEW else ""
+    return f"{word}: code for {', '.join(codes)}{printable(where)}." if codes else ""
 
 
 def _worth_a_row(comparison: SizeComparison) -> list[SizeChange]:

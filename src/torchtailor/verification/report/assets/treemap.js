@@ -74,7 +74,8 @@
     box.replaceChildren();
     for (const tile of layout(children, 0, 0, width, height)) {
       if (tile.width < 2 || tile.height < 2) continue;
-      const leaf = !(tile.node.children && tile.node.children.length);
+      const small = Math.min(tile.width, tile.height) < 25;  // nobody hits it; the table opens it
+      const leaf = small || !(tile.node.children && tile.node.children.length);
       const element = document.createElement(leaf ? "div" : "button");
       if (leaf) element.setAttribute("role", "img"); else element.type = "button";
       element.className = "tile " + (tile.node.colour || "host");
