@@ -33,16 +33,17 @@ class LayerChanges:
     replaced: Mapping[int, Path | bytes]
     sizes: Mapping[int, int]  # of what replaces them
     added: Mapping[int, Sequence[NewMember]]  # what comes after a member
+    cold: frozenset[int] = frozenset()  # what goes to the image's last layer
 
     def __bool__(self) -> bool:
-        return bool(self.gone or self.replaced)
+        return bool(self.gone or self.replaced or self.cold)
 
     def write(self, tar: Iterator[bytes], writer: LayerWriter, where: str, cold: LayerWriter | None) -> WrittenLayer:
         """Read the old layer, and write the new one; what is cold goes to another, to which all layers add."""
         reader = TarReader(tar, where)
         for member in reader:
             if member.number not in self.gone:
-                self._write_member(reader, member, writer)
+                self._write_member(reader, member, cold if cold and member.number in self.cold else writer)
             for new in self.added.get(member.number, ()):
                 to = cold if cold and new.cold else writer
                 to.write(new_member(member, _spelled(new.path, member), new.size, folder=new.content is None))
@@ -68,7 +69,7 @@ class LayerChanges:
         total = before
         for file in files:
             old = file.size + -file.size % _BLOCK
-            if file.number in self.gone:
+            if file.number in self.gone or file.number in self.cold:
                 total -= old + _BLOCK
             elif (size := self.sizes.get(file.number)) is not None:
                 total += size + -size % _BLOCK - old

@@ -27,6 +27,7 @@ from torchtailor.surgery.cut_document import (
     WorkloadPolicy,
 )
 from torchtailor.trees.artifact.drops import DroppedFile, Drops, ReadCode, ReadHead, default_rules
+from torchtailor.trees.artifact.libraries import is_shared_name
 from torchtailor.trees.wheels.name import HOST
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
@@ -198,6 +199,12 @@ class Cut:
         return HostPages.CODE if self.workload and not self.no_pack else HostPages.KEEP
 
     @property
+    def packs_unopened(self) -> bool:
+        """Whether libraries that the workload never loaded go to packs, all but what the dynamic linker reads."""
+        known = self.drop_unopened and self.workload is not None and self.workload.knows_pages
+        return known and self.pages is not HostPages.KEEP and not self.no_pack
+
+    @property
     def reads_zstd(self) -> bool:
         """Whether the driver that the output must run on reads zstd; without a named one it is taken to be new."""
         return self.driver is None or tuple(map(int, self.driver.split(".")[:2])) >= _ZSTD_DRIVER
@@ -230,9 +237,11 @@ class Cut:
         drops: Drops | None = None,
         *,
         sources: bool = False,
+        libraries: bool = False,
     ) -> FilesLeftOut:
         """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
-        that only --nvidia changes. With `sources` modules that were never imported go, into packs."""
+        that only --nvidia changes. With `sources` modules that were never imported go, into packs; with `libraries`
+        those that were never loaded too, which else stay where their pages go to packs."""
         found = (drops or self.drops).find(sizes, read_code, read_head)
         if self.drop_unopened and self.workload:
             found |= {
@@ -241,6 +250,7 @@ class Cut:
                     {path: size for path, size in sizes.items() if path not in found},
                     sources=sources and not self.no_pack,
                 )
+                if libraries or not (self.packs_unopened and is_shared_name(path))
             }
         refused = {path: file for path, file in found.items() if not self.nvidia and is_nvidias(path)}
         return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)

@@ -55,6 +55,7 @@ from torchtailor.workload.pack import PAGE_BLOCK, hashed
 HOOK_FUNCTION = "torchtailor_host_pages"
 NOTE_SECTION = ".note.torchtailor"
 WORTH = 1 << 20  # bytes; for less no library is changed
+WORTH_UNOPENED = 64 << 10  # of one that was never loaded, and so costs nothing to map
 
 _UNWIND = (".eh_frame", ".eh_frame_hdr", ".gcc_except_table")
 # read by the loader before the hook is called, or too small to be worth a hole
@@ -91,6 +92,7 @@ class WantedPages:
     gap: int  # smaller runs of cold pages stay
     unwind: bool  # all unwind tables stay, for debuggers
     apart: bool = False  # data that is needed at load is apart from code in the pack, which unpacks it when it is run
+    worth: int = WORTH  # for less it is not changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +185,8 @@ class PagePlan:
                 cold += inside
                 segments += [(group[first], part)] if inside else []
         plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), tuple(fixed), wanted)
-        if plan.saved < WORTH:
-            raise NotPagedError("less than a megabyte of it was not touched")
+        if plan.saved < wanted.worth:
+            raise NotPagedError("too little of it was not touched")
         return plan
 
 

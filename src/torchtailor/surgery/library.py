@@ -44,7 +44,15 @@ from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
-from torchtailor.surgery.host_pages import NotPagedError, PagePlan, WantedPages, page_keys, write_hot
+from torchtailor.surgery.host_pages import (
+    WORTH,
+    WORTH_UNOPENED,
+    NotPagedError,
+    PagePlan,
+    WantedPages,
+    page_keys,
+    write_hot,
+)
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, describe, move_code, pack_name, write_pages
 from torchtailor.surgery.opened import OpenLibrary
@@ -194,9 +202,12 @@ class _Tailoring:
             return None
         identity = library_identity(self.elf, self.code)
         touched = workload.touched(identity)
-        every = options.pages is HostPages.ALL
+        unopened = options.packs_unopened and workload.never_loaded(identity, self.name)
+        every = unopened or options.pages is HostPages.ALL
         apart = every and options.pack_compress is not PackCompression.NONE
-        return WantedPages(touched, identity, every, options.gap, options.debuggable, apart) if touched else None
+        worth = WORTH_UNOPENED if unopened else WORTH
+        wanted = WantedPages(touched, identity, every, options.gap, options.debuggable, apart, worth)
+        return wanted if touched or unopened else None
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if host_table(self.elf):

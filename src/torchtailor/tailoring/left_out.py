@@ -17,9 +17,10 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from torchtailor.code.binary.placeholder import placeholder
 from torchtailor.surgery.cut import UNOPENED
 from torchtailor.tailoring.packs import folder_name, pack_folder
-from torchtailor.tailoring.tree import FileState, FileTree, LocalTree, NewFile, Package
+from torchtailor.tailoring.tree import FileState, FileTree, NewFile, Package
 from torchtailor.trees.artifact.drops import DroppedFile
-from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, module_name
+from torchtailor.trees.artifact.libraries import is_shared_name, module_name
+from torchtailor.workload.moved_modules import MODULES, NAMES, PACK_OF_MODULES, list_of_names
 
 _HOOK = "modules.py"
 # A line of a .pth file is run by `site`, which calls the folder that it is in `sitedir`.
@@ -76,8 +77,6 @@ def distinct(files: Iterable[tuple[NewFile, ...]]) -> list[NewFile]:
 def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[NewFile, ...]]:
     """For each module of Python its pack, what imports it from there, and what makes Python do so."""
     by_package: dict[str, tuple[Package, list[str]]] = {}
-    if not isinstance(tree, LocalTree):
-        return {}
     for path in sorted(paths):
         package = next(iter(tree.packages(path)), None)
         if path.endswith(".py") and package:
@@ -86,10 +85,16 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
     hook = (Path(__file__).parent.parent / "workload" / "moved_modules.py").read_bytes()
     for package, own in by_package.values():
         folder = pack_folder(folder_name(package.metadata.name))
-        pack = _zipped((posixpath.relpath(tree.installed(path), package.site), tree.file(path)) for path in own)
-        name = f"{folder}/python-{hashlib.sha256(pack).hexdigest()[:8]}.zip"
+        modules = {posixpath.relpath(tree.installed(path), package.site): path for path in own}
+        pack = _zipped((name, tree.source(path)) for name, path in modules.items())
+        name = f"{folder}/{MODULES}{hashlib.sha256(pack).hexdigest()[:8]}{PACK_OF_MODULES}"
         start = _START_LINE.format(place=f"{folder}/{_HOOK}").encode()
-        files = {name: pack, f"{folder}/{_HOOK}": hook, f"torchtailor-{posixpath.basename(folder)}.pth": start}
+        files = {
+            name: pack,
+            f"{name.removesuffix(PACK_OF_MODULES)}{NAMES}": list_of_names(posixpath.basename(name), modules),
+            f"{folder}/{_HOOK}": hook,
+            f"torchtailor-{posixpath.basename(folder)}.pth": start,
+        }
         added = tuple(
             NewFile(posixpath.normpath(f"{package.site}/{path}"), data, FileState.of_bytes(data), package)
             for path, data in files.items()
@@ -98,15 +103,11 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
     return made
 
 
-def _zipped(modules: Iterable[tuple[str, LibraryFile]]) -> bytes:
+def _zipped(modules: Iterable[tuple[str, bytes]]) -> bytes:
     """A zip of modules, the same for the same ones."""
     made = io.BytesIO()
     with ZipFile(made, "w", ZIP_DEFLATED, compresslevel=9) as pack:
-        for name, file in modules:
-            content = b""
-            if file.size:
-                with file.open() as source:
-                    content = bytes(source.read(0, source.size))
+        for name, content in modules:
             pack.writestr(ZipInfo(name), content, ZIP_DEFLATED, 9)
     return made.getvalue()
 

@@ -98,6 +98,15 @@ class FileTree(Protocol):
         """What a shared library is."""
         ...
 
+    @property
+    def gives_sources(self) -> bool:
+        """Whether modules of Python can be read."""
+        ...
+
+    def source(self, path: str) -> bytes:
+        """The source of a module."""
+        ...
+
     def installed(self, path: str) -> str:
         """Where a file is when the tree is installed."""
         ...
@@ -126,6 +135,17 @@ class LocalTree:
     def shared(self, path: str) -> SharedFile:
         with self.file(path).open() as source:
             return SharedFile.read(path, source)
+
+    @property
+    def gives_sources(self) -> bool:
+        return True
+
+    def source(self, path: str) -> bytes:
+        file = self.file(path)
+        if not file.size:
+            return b""
+        with file.open() as source:
+            return bytes(source.read(0, source.size))
 
     def installed(self, path: str) -> str:
         return path
@@ -246,8 +266,9 @@ def is_refused(tree: FileTree, *names: str) -> bool:
     return any(needs_nvidia_option(path, metadata) for path in names for metadata in listing or [None])
 
 
-def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLeftOut:
-    """The files that an output goes without; of NVIDIA's packages only with --nvidia."""
+def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None, *, every: bool = False) -> FilesLeftOut:
+    """The files that an output goes without; of NVIDIA's packages only with --nvidia. With `every`, also those that
+    were never opened and would go to packs."""
 
     def read_code(path: str) -> CodeFile | None:
         return None if not cut.nvidia and is_refused(tree, path) else tree.code(path)
@@ -255,8 +276,8 @@ def left_out_of(tree: FileTree, cut: Cut, drops: Drops | None = None) -> FilesLe
     def is_nvidias(path: str) -> bool:
         return any(is_proprietary(package.metadata) for package in tree.packages(path))
 
-    sources = isinstance(tree, LocalTree)
-    return cut.left_out(tree.sizes, read_code, tree.head, is_nvidias, drops, sources=sources)
+    sources = every or tree.gives_sources
+    return cut.left_out(tree.sizes, read_code, tree.head, is_nvidias, drops, sources=sources, libraries=every)
 
 
 class StripRule:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from itertools import chain
 
 import msgspec
 
@@ -113,6 +114,18 @@ class TracedWorkload:
     def touched(self, identity: str) -> Ranges:
         """The addresses of a library that were touched, as (start, end); none where that was not recorded."""
         return self._touched.get(identity, ())
+
+    @property
+    def knows_pages(self) -> bool:
+        """Whether the traces tell which pages of libraries were touched, and so which libraries were loaded."""
+        return bool(self._touched)
+
+    def never_loaded(self, identity: str, name: str) -> bool:
+        """Whether a library was surely not loaded: neither it nor a file or another release of its name."""
+        if not self.knows_pages or identity in self._used:
+            return False
+        names = chain(self.trace.opened, (library.name for library in self.trace.libraries))
+        return all(path.rpartition("/")[2] != name for path in names)
 
     def knows_another(self, name: str, identity: str) -> bool:
         """Whether a library of this name was used, but of another release than this one."""

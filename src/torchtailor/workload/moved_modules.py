@@ -16,11 +16,14 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from types import ModuleType
     from zipfile import ZipFile
 
-_PREFIX = "python-"
+MODULES = "python-"  # how the names of packs of modules begin
+PACK_OF_MODULES = ".zip"
+NAMES = ".names"
+_LOOKS = 10  # in a second
 
 
 class _DistrustError(Exception):
@@ -83,7 +86,10 @@ class MovedModules:
 
     def __init__(self, site: str, folder: str) -> None:
         self._site, self._folder = site, folder
-        self._packs: list[tuple[ZipFile, frozenset[str]]] | None = None
+        self._packs: dict[str, tuple[ZipFile, frozenset[str]]] = {}
+        self._names: dict[str, str] = {}  # the modules of packs that may lie elsewhere, and the names of these
+        self._looked = False
+        self._refused: set[str] = set()
         self.said = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
@@ -91,66 +97,115 @@ class MovedModules:
         last = name.rpartition(".")[2]
         for place in [self._site] if path is None else path:
             if place == self._site or place.startswith(self._site + os.sep):
+                if not self._looked:
+                    self._look()
                 file = os.path.join(place, f"{last}.py")
                 inside = os.path.relpath(file, self._site).replace(os.sep, "/")
-                for pack, names in self._opened():
-                    if inside not in names:
-                        continue
-                    try:
-                        source = pack.read(inside)
-                    except Exception as error:  # whatever zipfile raises for a file that was changed since
-                        self._refuse(str(pack.filename), error)
-                        continue
-                    self._say(name, str(pack.filename))
-                    spec = ModuleSpec(name, _Loader(name, file, source), origin=file)
-                    spec.has_location = True
+                if spec := self._found(name, file, inside) or self._awaited(name, file, inside):
                     return spec
         return None
 
-    def _opened(self) -> list[tuple[ZipFile, frozenset[str]]]:
-        if self._packs is None:
-            self._packs = []
-            own = os.path.basename(self._folder)
-            named = [place for place in os.environ.get("TORCHTAILOR_PACK", "").split(":") if place]
-            for folder in (self._folder, *named, *(os.path.join(place, own) for place in named)):
-                try:
-                    if folder != self._folder:
-                        self._packs += self._open_folder(os.path.realpath(folder), _Trust(self._site, folder))
-                        continue
-                    trust = _Trust(self._site)
-                    os.close(trust.open(os.path.dirname(folder), is_folder=True))
-                    self._packs += self._open_folder(folder, trust)
-                except FileNotFoundError:
-                    continue
-                except (OSError, _DistrustError) as error:
-                    self._refuse(folder, error)
-        return self._packs
+    def _found(self, name: str, file: str, inside: str) -> ModuleSpec | None:
+        for place, (pack, names) in self._packs.items():
+            if inside not in names:
+                continue
+            try:
+                source = pack.read(inside)
+            except Exception as error:  # whatever zipfile raises for a file that was changed since
+                self._refuse(place, error)
+                continue
+            self._say(name, f"was not imported when the program was recorded; it comes from {place}")
+            spec = ModuleSpec(name, _Loader(name, file, source), origin=file)
+            spec.has_location = True
+            return spec
+        return None
 
-    def _open_folder(self, folder: str, trust: _Trust) -> Iterator[tuple[ZipFile, frozenset[str]]]:
+    def _awaited(self, name: str, file: str, inside: str) -> ModuleSpec | None:
+        """A module whose pack is not there yet; without it, that is said instead of that there is no such module."""
+        pack = self._names.get(inside)
+        if pack is None:
+            return None
+        wait = os.environ.get("TORCHTAILOR_PACK_WAIT", "")
+        left = int(wait) * _LOOKS if wait.isdecimal() else 0
+        if left and not self._packs:
+            self._say(name, f"is in {pack}, which is not there yet: waiting for it up to {wait} seconds")
+        import time
+
+        for _ in range(left):
+            time.sleep(1 / _LOOKS)
+            self._look()
+            if spec := self._found(name, file, inside):
+                return spec
+        raise ModuleNotFoundError(
+            f"No module named {name!r}: it was not imported when the program was recorded, and {pack}, which has it, "
+            f"is neither in {self._folder} nor where TORCHTAILOR_PACK says (`torchtailor packs pull` brings packs)",
+            name=name,
+        )
+
+    def _look(self) -> None:
+        """Open the packs that are there, and were not before."""
+        self._looked = True
+        own = os.path.basename(self._folder)
+        named = [place for place in os.environ.get("TORCHTAILOR_PACK", "").split(":") if place]
+        for folder in (self._folder, *named, *(os.path.join(place, own) for place in named)):
+            try:
+                if folder != self._folder:
+                    self._open_folder(os.path.realpath(folder), _Trust(self._site, folder))
+                    continue
+                trust = _Trust(self._site)
+                os.close(trust.open(os.path.dirname(folder), is_folder=True))
+                self._open_folder(folder, trust)
+            except FileNotFoundError:
+                continue
+            except (OSError, _DistrustError) as error:
+                self._refuse(folder, error)
+
+    def _open_folder(self, folder: str, trust: _Trust) -> None:
         from zipfile import ZipFile
 
         at = trust.open(folder, is_folder=True)
         try:
-            for name in sorted(name for name in os.listdir(at) if name.startswith(_PREFIX)):
+            for name in sorted(name for name in os.listdir(at) if name.startswith(MODULES)):
                 path = os.path.join(folder, name)
+                if path in self._packs:
+                    continue
                 try:
-                    pack = ZipFile(os.fdopen(trust.open(name, at), "rb"))
-                    pack.filename = path
-                    yield pack, frozenset(pack.namelist())
+                    file = os.fdopen(trust.open(name, at), "rb")
+                    if name.endswith(NAMES):
+                        with file:
+                            self._names.update(_read_names(file.read()))
+                        continue
+                    pack = ZipFile(file)
+                    self._packs[path] = pack, frozenset(pack.namelist())
                 except Exception as error:  # an import that is not ours must not end in what a pack has
                     self._refuse(path, error)
         finally:
             os.close(at)
 
     def _refuse(self, path: str, error: Exception) -> None:
-        sys.stderr.write(_printable(f"torchtailor: {path} is not used: {error}.") + "\n")
+        if path not in self._refused:
+            sys.stderr.write(_printable(f"torchtailor: {path} is not used: {error}.") + "\n")
+        self._refused.add(path)
 
-    def _say(self, name: str, pack: str) -> None:
+    def _say(self, name: str, what: str) -> None:
         again = any(getattr(finder, "said", False) for finder in sys.meta_path)  # this one, or another package's
         if not again and os.environ.get("TORCHTAILOR_QUIET", "0") in ("", "0"):
-            line = f"torchtailor: {name} was not imported when the program was recorded; it comes from {pack} "
-            sys.stderr.write(_printable(line) + "(TORCHTAILOR_QUIET=1 hides this line).\n")
+            sys.stderr.write(_printable(f"torchtailor: {name} {what} ") + "(TORCHTAILOR_QUIET=1 hides this line).\n")
         self.said = True
+
+
+def list_of_names(pack: str, modules: Iterable[str]) -> bytes:
+    """What lies beside the finder, where a pack may not: the modules that it has."""
+    import zlib
+
+    return zlib.compress("\n".join([pack, *modules]).encode(), 9)
+
+
+def _read_names(data: bytes) -> dict[str, str]:
+    import zlib
+
+    pack, *modules = zlib.decompress(data).decode().split("\n")
+    return dict.fromkeys(modules, pack)
 
 
 if __name__ == "torchtailor_moved_modules":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -125,6 +128,63 @@ def test_no_pack_is_said_also_quietly(rig: Rig, tmp_path: Path) -> None:
     library = rig.library(tmp_path / "libcode.so", CODES, renamed=True)
     done = rig.run(f"open={library}", "load=0,library", TORCHTAILOR_QUIET="1", TORCHTAILOR_PACK="/nowhere")
     assert "no pack with it was found (looked in /nowhere, " in done.said
+
+
+def later(path: Path, *, whole: bool = True) -> threading.Timer:
+    """A pack that comes while a program waits: at once, or half of it first."""
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not whole:
+            path.write_bytes(PACK.to_bytes()[:200])
+            time.sleep(0.3)
+            path.write_bytes(PACK.to_bytes())
+            return
+        PACK.write(path.with_name("staged")).rename(path)
+
+    timer = threading.Timer(0.4, write)
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("place", ["beside", "named", "inside", "half"])
+def test_a_pack_that_comes_later_is_waited_for(rig: Rig, tmp_path: Path, place: str) -> None:
+    library = rig.library(tmp_path / "libcode.so", CODES, renamed=True)
+    folder = {"beside": tmp_path / FOLDER, "inside": tmp_path / "packs" / "torch"}.get(place, tmp_path / "packs")
+    variables = {} if place == "beside" else {"TORCHTAILOR_PACK": str(tmp_path / "packs")}
+    timer = later(folder / "x.ttpack", whole=place != "half")
+    done = rig.run(
+        f"open={library}", "load=3,library", "load=4,module", variables={**variables, "TORCHTAILOR_PACK_WAIT": "60"}
+    )
+    timer.join()
+    assert done.arrived == [arrival("library", MOVED[3]), arrival("module", MOVED[4])]
+    waiting, loading = done.said.splitlines()
+    assert waiting == (
+        f"torchtailor: {library} needs GPU code that is in a pack, which is not there yet: waiting for it up to 60 "
+        "seconds."
+    )
+    assert "loading it from" in loading
+
+
+def test_waiting_ends_and_is_not_done_twice(rig: Rig, tmp_path: Path) -> None:
+    """Folders are looked at forty times: files are not left open, and what is refused is said at the start and end."""
+    library = rig.library(tmp_path / "libcode.so", CODES, renamed=True)
+    for number in range(8):
+        Pack({key_of(bytes([number])): MOVED[0]}).write(tmp_path / FOLDER / f"other{number}.ttpack")
+    (tmp_path / FOLDER / "damaged.ttpack").write_bytes(b"TTPACK")
+    (tmp_path / FOLDER / "link.ttpack").symlink_to("other0.ttpack")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, limits[1]))
+    began = time.monotonic()
+    try:
+        done = rig.run(f"open={library}", *(f"load={n},library" for n in range(4)), TORCHTAILOR_PACK_WAIT="2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert 2 <= time.monotonic() - began < 60
+    assert done.answers == [NO_BINARY] * 4
+    assert done.said.count("waiting for it up to 2 seconds") == 1 and done.said.count("no pack with it was found") == 4
+    assert done.said.count("link.ttpack is not used: it is a link") <= 5
+    assert done.said.count("damaged.ttpack is not used") == 1
 
 
 @pytest.mark.parametrize("up", [0, 1, 8])

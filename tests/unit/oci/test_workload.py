@@ -7,20 +7,25 @@ import io
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from zstandard import ZstdCompressor
 
 from tests.killing import until_killed
-from tests.unit.oci.builder import read_image, stock, tar_of
+from tests.unit.oci.builder import TarFile, read_image, stock, tar_of
 from tests.unit.oci.transports.standin import StandIn, serve
+from tests.unit.surgery.paged import paged_library, touched
 from tests.unit.tailoring.helpers import options
 from tests.unit.tailoring.test_left_out import module
 from tests.unit.tailoring.test_records import check, merged
@@ -111,13 +116,85 @@ def test_records_say_what_is_there(tmp_path: Path, image: str, unopened: bool, s
     check(files, f"{SITE}/")
     record = files[f"{SITE}/torch-1.0.dist-info/RECORD"].decode()
     assert f"torchtailor-packs/torch/{pack}," in record and f"torchtailor-packs/torch/{HOOK_NAME}," in record
-    assert (f"{SITE}/torch/include/a.h" in files) is not unopened
-    assert (f"{SITE}/torch/_fast.py" in files) is unopened
-    assert (f"{SITE}/{MODULE}" in files) is not unopened
-    if unopened:
-        assert b"installing torch 1.0 again" in files[f"{SITE}/torch/_fast.py"]
-        assert b"libunused.so was left out" in files[f"{SITE}/{UNUSED}"]  # by the library in its place
-        assert "torch/_fast.py," in record
+    assert {f"{SITE}/torch/include/a.h", f"{SITE}/{MODULE}", f"{SITE}/{UNUSED}"} <= set(files)
+
+
+def test_what_was_never_opened_goes_to_the_last_layer_as_it_is(tmp_path: Path) -> None:
+    """With it the image is whole: only GPU code that no target runs is gone. What has two names stays where it is."""
+    files = FILES | {
+        "torch/cold.py": b"answer = 42\n",
+        "torch/large.bin": bytes(1 << 17),
+        "torch/plain.so": module("x"),
+    }
+    layer = [TarFile(f"./{name}", data) for name, data in package(files).items()]
+    two = [
+        TarFile(f"./{SITE}/torch/two.bin", bytes(1 << 17)),
+        TarFile(f"./{SITE}/torch/three.bin", kind=tarfile.LNKTYPE, link=f"./{SITE}/torch/two.bin"),
+    ]
+    image = stock(tmp_path / "stock", [tar_of([*layer, *two]), tar_of({f"./{SITE}/torch/large.bin": bytes(1 << 17)})])
+    trace = Trace(opened=(USED, "torch/__init__.py"))
+    report = cut(image, tmp_path, replace(options(), workload=TracedWorkload(trace), processes=1, drop_unopened=True))
+    made = read_image(tmp_path / "cut")
+    before, after = merged(read_image(tmp_path / "stock").tars), merged(made.tars)
+    assert before.keys() <= after.keys()
+    changed = {name for name, data in before.items() if after[name] != data}
+    assert changed == {f"{SITE}/{name}" for name in (USED, UNUSED, "torch-1.0.dist-info/RECORD")}
+    check(after, f"{SITE}/")
+    cold = {member.name.removeprefix("./") for member in members_of(made.tars[-1])}
+    unopened = {"torch/include/a.h", "torch/cold.py", "torch/large.bin", MODULE, UNUSED, "torch/plain.so"}
+    assert {f"{SITE}/{name}" for name in unopened} < cold and f"{SITE}/torch/two.bin" not in cold
+    hot = {member.name.removeprefix("./") for tar in made.tars[:-1] for member in members_of(tar)}
+    assert not {f"{SITE}/{name}" for name in unopened - {"torch/large.bin"}} & hot
+    assert not report.images[0].dropped_files
+    assert main(["verify", f"oci:{tmp_path}/cut:x", "--against", image]) == 0
+
+
+def test_modules_and_libraries_that_were_never_opened_in_an_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come back from pulled packs, when these come, and are missing in a sentence without them."""
+    stock_library = paged_library(tmp_path / "libfar.so")
+    (far,) = touched(stock_library).libraries
+    other = replace_struct(far, identity="0" * 32, name="libother.so")
+    files = FILES | {
+        "torch/cold.py": b"answer = 42\n",
+        "torch/libfar.so": stock_library.read_bytes(),
+        "torch/_cold.abi3.so": module("_cold"),
+    }
+    image = stock(tmp_path / "stock", [tar_of(package(files))])
+    trace = Trace((other,), opened=(USED, "torch/__init__.py"))
+    write_trace(tmp_path / "app.trace", trace)
+    monkeypatch.chdir(tmp_path)
+    line = ["image", image, "oci:cut:x", "--gpu", "9.0", "--workload", "app.trace", "--drop-unopened"]
+    assert main([*line, "--cold", "artifact"]) == 0
+    assert main(["verify", "oci:cut:x", "--against", image]) == 0
+    row = json.loads((tmp_path / "cut/index.json").read_text())["manifests"][0]
+    hot = merged(read_image(tmp_path / "cut", row["digest"]).tars)
+    check(hot, f"{SITE}/")
+    assert f"{SITE}/torch/cold.py" not in hot and len(hot[f"{SITE}/torch/libfar.so"]) < 64 << 10
+    site = tmp_path / "root" / SITE
+    for name, data in hot.items():
+        place = tmp_path / "root" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    program = f"""
+import site, sys; site.addsitedir({str(site)!r})
+import torch.cold, ctypes
+print(torch.cold.answer, ctypes.CDLL({str(site)!r} + "/torch/libfar.so").cold1(5))
+"""
+
+    def run(**variables: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-I", "-c", program]
+        return subprocess.run(line, capture_output=True, text=True, check=False, env=variables)
+
+    done = run()
+    assert done.returncode == 1 and "No module named 'torch.cold': it was not imported" in done.stderr
+    with ThreadPoolExecutor(1) as other_thread:
+        waiting = other_thread.submit(run, TORCHTAILOR_PACK=str(tmp_path / "packs"), TORCHTAILOR_PACK_WAIT="60")
+        assert main(["packs", "pull", "oci:cut:x", "-o", "packs"]) == 0
+        done = waiting.result()
+    assert done.stdout == "42 159\n", done.stderr
+    assert done.stderr.count("torchtailor: ") == 1, done.stderr
 
 
 def test_the_hook_is_in_the_layer_of_its_library_and_packs_in_the_last(tmp_path: Path, image: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
 from tests.examples import examples
 from tests.unit.gpucode.builders import Entry, container
@@ -36,7 +37,7 @@ from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.host_table import HostTable, host_table
 from torchtailor.workload.pack import PackPlace
-from torchtailor.workload.trace import write_trace
+from torchtailor.workload.trace import Trace, write_trace
 
 pytestmark = pytest.mark.xdist_group("host pages")
 PLACE = "torchtailor-packs/far"
@@ -405,6 +406,48 @@ def test_the_note_is_read_as_written(stock: Path, tmp_path: Path) -> None:
 def test_choices_that_do_not_go_together_are_refused(choice: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Cut(**choice)  # type: ignore[arg-type]
+
+
+def never_loaded(stock: Path, **more: object) -> Cut:
+    """By a recording of another library, with the pages of that one."""
+    (other,) = touched(stock).libraries
+    trace = Trace((replace_struct(other, identity="0" * 32, name="libother.so"),), opened=("torch/libother.so",))
+    return Cut(workload=TracedWorkload(trace), drop_unopened=True, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+def test_a_library_that_was_never_loaded_comes_back_whole(
+    stock: Path, tmp_path: Path, compression: PackCompression
+) -> None:
+    out = tmp_path / stock.name
+    result = tailor_library(
+        stock, out, never_loaded(stock, pack_compress=compression), pack=PackPlace(tmp_path / PLACE, PLACE)
+    )
+    assert result.pages and result.size_after == out.stat().st_size < 64 << 10 < FAR
+    with open_source(out) as source:
+        shutil.copy(hook_library(ElfFile(source).machine, HookKind.NEEDED), tmp_path / PLACE / HOOK_NAME)
+    done = run(out)
+    assert (done.stdout.strip(), done.returncode) == (RESULTS, 0), done.stderr
+    next((tmp_path / PLACE).glob("*.ttpack")).unlink()
+    done = run(out)
+    assert done.returncode == 127 and "libfar.so needs pages that were cut out of it" in done.stderr
+
+
+def test_a_library_of_which_something_is_known_was_loaded(stock: Path, tmp_path: Path) -> None:
+    """Of another release the pages are not known, nor of one that was only opened; nor where none were noted."""
+    (own,) = touched(stock).libraries
+    other = replace_struct(own, identity="0" * 32, name="libother.so")
+    for libraries, opened, changed in (
+        ((other,), ("torch/libother.so",), True),
+        ((other,), ("torch/lib/libfar.so",), False),
+        ((replace_struct(other, name="libfar.so"),), ("torch/libother.so",), False),
+        ((replace_struct(other, pages=()),), ("torch/libother.so",), False),
+    ):
+        chosen = Cut(workload=TracedWorkload(Trace(libraries, opened=opened)), drop_unopened=True)
+        assert tailor_library(stock, None, chosen).status.changed is changed
+        for more in ({"no_pack": True}, {"host_pages": HostPages.KEEP}):
+            kept = replace(chosen, **more)  # type: ignore[arg-type]
+            assert not kept.packs_unopened and not tailor_library(stock, None, kept).status.changed
 
 
 def test_without_packs_all_pages_stay_unless_asked_otherwise() -> None:

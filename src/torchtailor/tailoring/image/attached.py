@@ -27,12 +27,13 @@ from torchtailor.oci.transports.base import ImageSource
 from torchtailor.oci.transports.choose import open_source
 from torchtailor.tailoring.image.cold import LABEL, PACK, PACKS, PATH, SHA256, SIZE, ColdPack, by_name, packs_label
 from torchtailor.tailoring.image.survey import counted_pieces
+from torchtailor.workload.moved_modules import MODULES, PACK_OF_MODULES
 from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*"
 _PATH = (
-    rf"\A(?!(?:.*/)?\.{{0,2}}/)[^\x00-\x1f\x7f]{{0,3000}}(?<![^/]){PACK_FOLDER}/(?:{_NAME}/)?{_NAME}"
-    rf"{re.escape(PACK_SUFFIX)}\Z"
+    rf"\A(?!(?:.*/)?\.{{0,2}}/)[^\x00-\x1f\x7f]{{0,3000}}(?<![^/]){PACK_FOLDER}/(?:{_NAME}/)?"
+    rf"(?:{_NAME}{re.escape(PACK_SUFFIX)}|{MODULES}{_NAME}{re.escape(PACK_OF_MODULES)})\Z"
 )
 _AT_A_TIME = 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from torchtailor.oci.rewrite import LayerChanges, NewMember
 from torchtailor.oci.tarstream import BLOCK
 from torchtailor.oci.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.oci.transports.copying import copy_blob
-from torchtailor.surgery.cut import Cut, HostPages
+from torchtailor.surgery.cut import UNOPENED, Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.cold import LABEL, ColdPack, attachment_of, packed_cold, packs_label
@@ -42,13 +43,14 @@ from torchtailor.tailoring.image.packages import Packages
 from torchtailor.tailoring.image.provenance import bill_of, provenance_of
 from torchtailor.tailoring.image.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
 from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, counted_pieces, doubled
-from torchtailor.tailoring.left_out import stand_ins
+from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.packs import check_tools_for, folders_of_packs
 from torchtailor.tailoring.tree import NewFile, left_out_of
 from torchtailor.tailoring.without_gpu import WithoutGpu
 from torchtailor.trees.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
 from torchtailor.trees.artifact.sites import installed_path
-from torchtailor.workload.pack import PACK_SUFFIX
+from torchtailor.workload.moved_modules import PACK_OF_MODULES
+from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX
 
 ANNOTATION_VERSION = "torchtailor.core.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
@@ -150,7 +152,13 @@ class _OneImage:
         chosen = self.options.cut
         paged = chosen.workload if chosen.pages is not HostPages.KEEP else None
         none = chosen.targets.none
-        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged, none)
+        packed = chosen.drop_unopened and not chosen.no_pack and not self.moves_unopened
+        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged, none, packed)
+
+    @property
+    def moves_unopened(self) -> bool:
+        """Whether files that were never opened go to the last layer as they are."""
+        return self.tailoring.drop_unopened and self.options.packs_to is Cold.LAYER
 
     def cut(self) -> CutImage:
         check_tools_for(self.tailoring, self.config.machine)
@@ -264,6 +272,7 @@ class _OneImage:
             self._counted_pieces,
             self.cutter.progress,
             self.options.packs_to is Cold.ARTIFACT,
+            self.moved,
         )
 
     @cached_property
@@ -275,7 +284,18 @@ class _OneImage:
     @cached_property
     def dropped(self) -> dict[str, DroppedFile]:
         """The paths that rules leave out, in every layer that has them."""
-        return dict(left_out_of(self.packages, self.tailoring).and_also(self.without.gone).files)
+        found = left_out_of(self.packages, self.tailoring, every=self.moves_unopened).and_also(self.without.gone).files
+        return {path: file for path, file in found.items() if file.rule != UNOPENED or not self.moves_unopened}
+
+    @cached_property
+    def moved(self) -> set[Content]:
+        """The members that go to the last layer: what has other names in its own layer stays."""
+        if not self.moves_unopened:
+            return set()
+        unopened = left_out_of(self.packages, self.tailoring, every=True).files
+        names = Counter(file.content for file in self.survey.view.files)
+        found = (self.survey.view.at(path) for path, file in unopened.items() if file.rule == UNOPENED)
+        return {one.content for one in found if one and one.kind is MemberKind.FILE and names[one.content] == 1}
 
     @cached_property
     def without(self) -> WithoutGpu:
@@ -364,6 +384,7 @@ class _OneImage:
             self.tailoring,
             self.without,
             self.for_gpus,
+            self.modules,
         ):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
@@ -377,7 +398,8 @@ class _OneImage:
             member: results[(number, member)].size_after if isinstance(new, Path) else len(new)
             for member, new in replaced.items()
         }
-        changes = LayerChanges(gone, replaced, sizes, added)
+        moved = frozenset(file.number for file in own if file.content in self.moved)
+        changes = LayerChanges(gone, replaced, sizes, added, moved)
         if not changes:
             self.cutter.send(layer, self.spooled.pop(layer.digest, None))
             return None
@@ -398,12 +420,7 @@ class _OneImage:
         written: set[str] = set()
         for library in sorted(cut, key=lambda library: library.file.number):
             for file in self.libraries.added.get(library.content, ()):
-                cold = file.path.endswith(PACK_SUFFIX)
-                known = self.cold_paths if cold else written
-                new = [NewMember(path, cold=cold) for path in folders_of_packs(file.path)]
-                new.append(NewMember(file.path, file.content, file.state.size, cold))
-                added.setdefault(library.file.number, []).extend(one for one in new if one.path not in known)
-                known.update(one.path for one in new)
+                added.setdefault(library.file.number, []).extend(self._new_members(file, written))
         for path, stand_in in self.standing_in.items():
             if (there := self.survey.view.at(path)) and there.layer == number:
                 added[there.number] = [NewMember(stand_in.path, stand_in.content, stand_in.state.size)]
@@ -411,9 +428,22 @@ class _OneImage:
             own = [
                 NewMember(one.path, one.content, one.size) for one in self.for_gpus if self.packages.is_of(one, text)
             ]
+            for file in self.modules:
+                if self.packages.is_of(file, text):
+                    own += self._new_members(file, written)
             if own:
                 added.setdefault(text.file.number, []).extend(own)
         return added
+
+    def _new_members(self, file: NewFile, written: set[str]) -> list[NewMember]:
+        """A file with the folders of packs that are new in its layer."""
+        cold = file.path.endswith(PACK_SUFFIX)
+        known = self.cold_paths if cold else written
+        folders = folders_of_packs(file.path) if PACK_FOLDER in PurePosixPath(file.path).parts else []
+        own = NewMember(file.path, file.content, file.state.size, cold)
+        new = [one for one in (*(NewMember(path, cold=cold) for path in folders), own) if one.path not in known]
+        known.update(one.path for one in new)
+        return new
 
     def _cut_libraries(self, number: int) -> dict[FoundLibrary, Path]:
         """The libraries of a layer that changed, cut once."""
@@ -430,8 +460,26 @@ class _OneImage:
         return {path: file for path, file in self.dropped.items() if path in gone}
 
     @cached_property
+    def _instead(self) -> dict[str, tuple[NewFile, ...]]:
+        return stand_ins(self.packages, self.paths_left_out)
+
+    @cached_property
     def standing_in(self) -> dict[str, NewFile]:
-        return {path: new[0] for path, new in stand_ins(self.packages, self.paths_left_out).items()}
+        """What comes in the place of libraries."""
+        return {path: new[0] for path, new in self._instead.items() if not path.endswith(".py")}
+
+    @cached_property
+    def modules(self) -> list[NewFile]:
+        """What finds modules that went to packs; these are apart."""
+        new = distinct(files for path, files in self._instead.items() if path.endswith(".py"))
+        packs = [file for file in new if file.path.endswith(PACK_OF_MODULES)]
+        for file in () if self.tailoring.dry_run else packs:
+            if self.options.packs_to is Cold.ARTIFACT:
+                place = file.put(self.folder / "modules" / file.owner.replace("/", "-"))
+                self.libraries.apart.append(replace(file, content=place))
+            elif self.tailoring.packs:
+                file.put(self.tailoring.packs / PurePosixPath(file.path).parent.name)
+        return [file for file in new if file not in packs]
 
     def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
         layer = self.manifest.layers[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +48,7 @@ class ImageLibraries:
     packed: PackedPieces  # the bytes of a layer by its number, counted
     progress: Progress
     packs_apart: bool  # whether packs go to an artifact
+    cold: Container[Content]  # libraries that go to the last layer, whole
     results: dict[Content, LibraryResult] = field(default_factory=dict)
     added: dict[Content, list[NewFile]] = field(default_factory=dict)  # what comes with those that changed
     apart: list[NewFile] = field(default_factory=list)  # their packs, which the image does not get
@@ -132,7 +133,7 @@ class ImageLibraries:
             candidate.file.size,
             path,
             path.with_name("cut"),
-            self.options,
+            self.options.without_workload if candidate.content in self.cold else self.options,
             names=self._paths(candidate.content),
             candidate=candidate,
             for_symbols=self.strip is True or not candidate.has_code,

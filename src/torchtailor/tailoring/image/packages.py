@@ -88,6 +88,15 @@ class Packages:
         file = self.survey.view.at(path)
         return (self.survey.shared.get(file.content) if file else None) or SharedFile(None, is_module=False)
 
+    @property
+    def gives_sources(self) -> bool:
+        return self.survey.packs_unopened
+
+    def source(self, path: str) -> bytes:
+        file = self.survey.view.at(path)
+        assert file is not None
+        return self.survey.source(file)
+
     def installed(self, path: str) -> str:
         return path
 
@@ -144,6 +153,7 @@ class Packages:
         options: Cut,
         without: WithoutGpu,
         for_gpus: Sequence[GpuStandIn],
+        modules: Sequence[NewFile],
     ) -> Iterator[RecordUpdate]:
         """The RECORDs of a layer that change, and what is written beside each."""
         for text in self.of_layer(layer, left_out):
@@ -171,7 +181,8 @@ class Packages:
             if package := self._package(text):
                 beside = [file for content in contents.values() for file in added.get(content, ())]
                 instead = (standing_in[path] for path in now if path in standing_in)
-                changes |= new_rows([*beside, *instead, *(one.file for one in own_for_gpus)], package)
+                new_modules = (one for one in modules if self.is_of(one, text))
+                changes |= new_rows([*beside, *instead, *new_modules, *(one.file for one in own_for_gpus)], package)
                 required = without.requirements.get(text.dist_info, {})
                 no_gpu = no_gpu_json(map(stand_in_json, own_for_gpus), required)
                 name, version = package.metadata.name, package.metadata.version
@@ -187,9 +198,10 @@ class Packages:
             return b""
         return without.metadata(text.dist_info, self.survey.texts[file.content])
 
-    def is_of(self, stand_in: GpuStandIn, text: PackageText) -> bool:
+    def is_of(self, new: GpuStandIn | NewFile, text: PackageText) -> bool:
         """Whether it belongs to the package of this RECORD, which is the one that is seen in the end."""
-        return stand_in.package.dist_info == text.dist_info and text.file.hidden_by is None
+        owner = new.package.dist_info if new.package else ""
+        return owner == text.dist_info and text.file.hidden_by is None
 
     def asking(self, path: str) -> AskingLibrary | None:
         file = self.survey.view.at(path)

@@ -193,6 +193,7 @@ class ImageSurvey:
     unopened: bool = False  # whether libraries may be left out because they were never opened
     workload: TracedWorkload | None = None  # whose untouched pages go to packs
     without_gpu: bool = False  # whether packages that only a GPU needs leave
+    packs_unopened: bool = False  # whether modules and libraries of packages that it never used go to packs
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
@@ -205,6 +206,7 @@ class ImageSurvey:
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
     debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
     glibcs: list[LayerFile] = field(default_factory=list)  # those that read packed relocations
+    sources: dict[Content, tuple[int, int]] = field(default_factory=dict)  # modules, by place in a file
     _text: int = 0
 
     def __post_init__(self) -> None:
@@ -256,6 +258,8 @@ class ImageSurvey:
 
         if head.startswith(MAGIC) and may_be_elf(name):
             self._scan(file, head, rest())
+        elif self.packs_unopened and name.endswith(".py") and _IN_SITE.search(file.path):
+            self._source(file, head, rest())
         elif name in ("RECORD", "METADATA") and file.path.rpartition("/")[0].endswith(".dist-info"):
             self._package_text(file, name, head, rest())
         elif (inside := _DIST_INFO.match(file.path)) and is_licence_file(file.path):
@@ -269,6 +273,24 @@ class ImageSurvey:
         for _ in rest():
             pass
         file.crc = crc
+
+    @property
+    def _spool(self) -> Path:
+        return self.folder / "sources"
+
+    def _source(self, file: LayerFile, head: bytes, rest: Iterable[bytes]) -> None:
+        with self._spool.open("ab") as spool:
+            self.sources[file.content] = (spool.tell(), file.size)
+            spool.writelines((head, *rest))
+
+    def source(self, file: LayerFile) -> bytes:
+        """The bytes of a module of a package."""
+        if not file.size:
+            return b""
+        start, size = self.sources[file.content]
+        with self._spool.open("rb") as spool:
+            spool.seek(start)
+            return spool.read(size)
 
     def package(self, dist_info: str) -> Metadata | None:
         """What is known of the package of a dist-info folder."""
@@ -351,8 +373,14 @@ class ImageSurvey:
         if _GLIBC.search(file.path) and source.find(_READS_RELR, 0, source.size) >= 0:
             self.glibcs.append(file)
         code = scan_elf(elf)
-        if code.containers or (self.workload and self.workload.touched(library_identity(elf, code))):
+        if code.containers:
             return True, True
+        if self.workload:
+            identity = library_identity(elf, code)
+            own = self.packs_unopened and bool(_IN_SITE.search(file.path))
+            name = file.path.rpartition("/")[2]
+            if self.workload.touched(identity) or (own and self.workload.never_loaded(identity, name)):
+                return True, True
         if self.strip is None:
             return bool(_IN_SITE.search(file.path)) and (self.relr or bool(removable_sections(elf))), False
         return self.strip, False

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WRAPPER_MAGIC 0x466243B1u
@@ -81,6 +82,27 @@ static void check_package(const char *library, const struct tt_package *missing,
            gpu ? "the one for this GPU" : "none for a GPU", package.name, target, package.version);
 }
 
+/* Looks for a container until its pack is there, in all as long as TORCHTAILOR_PACK_WAIT says; other threads go on
+ * meanwhile. */
+static int find_in_time(const struct tt_place *place, const uint8_t *key, struct tt_found *found) {
+    enum { TICK = 50 /* ms */ };
+    static const struct timespec moment = {0, TICK * 1000000L};
+    static long waited;
+    long wait = tt_pack_wait(), most = wait * (1000 / TICK);
+    if (tt_find_container(place->path, key, found) || !wait) return found->container != NULL;
+    if (!waited)
+        tt_say("torchtailor: %s needs GPU code that is in a pack, which is not there yet: waiting for it up to %ld "
+               "seconds.", place->path, wait);
+    do {
+        tt_release();
+        nanosleep(&moment, NULL);
+        tt_acquire();
+        *found = (struct tt_found){0};
+        if (tt_find_container_again(place->path, key, found, ++waited >= most)) return 1;
+    } while (waited < most);
+    return 0;
+}
+
 static const void *from_pack(const void *ticket, const struct tt_place *place) {
     const uint8_t *key = (const uint8_t *)ticket + 24;
     struct tt_found found = {0};
@@ -92,7 +114,7 @@ static const void *from_pack(const void *ticket, const struct tt_place *place) {
     int missing = 0;
     if (known && known->to != ticket) {
         container = known->to;
-    } else if (tt_find_container(place->path, key, &found)) {
+    } else if (find_in_time(place, key, &found)) {
         container = found.container;
         if (!found.split) tt_note_miss(place, key, found.pack);
     } else if (!(missing = tt_find_package(place->path, &package))) {

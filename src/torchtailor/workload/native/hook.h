@@ -93,6 +93,11 @@ struct tt_found {
 /* With the lock held. */
 int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_found *found);
 
+/* The same, with the packs that came since folders were looked at; `is_last`: what is refused is said again. */
+int tt_find_container_again(const char *library, const uint8_t key[TT_KEY], struct tt_found *found, int is_last);
+/* Seconds to wait for packs that are not there. */
+long tt_pack_wait(void);
+
 /* NULL, or what is wrong with the first bytes of a pack of this size. */
 const char *tt_check_pack_header(const uint8_t header[64], uint64_t size);
 /* Opens a pack of a library by its path, if it may be used: -1 and a reason, which is NULL where there is none. Handlers of

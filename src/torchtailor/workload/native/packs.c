@@ -52,6 +52,7 @@ struct listing { /* a folder's packs, or one file's, as they were when it was fi
     size_t count;
     struct pack **packs;
     struct note *notes;
+    unsigned look; /* the look at folders that it is of */
     char path[];
 };
 struct merged { /* what several packs have for one key */
@@ -63,6 +64,8 @@ struct merged { /* what several packs have for one key */
 static struct pack *all_packs;
 static struct listing *all_listings;
 static struct merged *all_merged;
+static unsigned looks; /* how often folders were looked at again, for packs that came later */
+static int is_quiet;   /* what is refused was said the first time, and is said once more at the end */
 
 /* --- files and folders that may be anyone's */
 
@@ -106,7 +109,7 @@ static int open_trusted(int at, const char *name, int is_folder, const struct tr
 }
 
 static void say_refused(const char *what, const char *path, const char *wrong) {
-    tt_say("torchtailor: the %s %s is not used: %s. Give it to the library's owner and nobody else the right to write "
+    if (!is_quiet) tt_say("torchtailor: the %s %s is not used: %s. Give it to the library's owner and nobody else the right to write "
            "there, or name it in TORCHTAILOR_PACK.", what, path, wrong);
 }
 
@@ -238,6 +241,12 @@ static int is_same_file(const struct pack *pack, const struct stat *info) {
     return pack->info.st_dev == info->st_dev && pack->info.st_ino == info->st_ino && pack->info.st_uid == info->st_uid;
 }
 
+static int is_changed(const struct pack *pack, int file) {
+    struct stat now;
+    return file < 0 || fstat(file, &now) || now.st_size != pack->info.st_size ||
+           now.st_mtim.tv_sec != pack->info.st_mtim.tv_sec || now.st_mtim.tv_nsec != pack->info.st_mtim.tv_nsec;
+}
+
 static struct pack *open_pack(int at, const char *name, const char *path, const struct trust *trust) {
     struct stat info;
     const char *wrong;
@@ -246,14 +255,14 @@ static struct pack *open_pack(int at, const char *name, const char *path, const 
         if (wrong) say_refused("pack", path, wrong);
         return NULL;
     }
-    for (struct pack *known = all_packs; known; known = known->next) {
-        if (is_same_file(known, &info)) {
-            close(file);
-            return known;
-        }
+    struct pack *pack = all_packs;
+    while (pack && !is_same_file(pack, &info)) pack = pack->next;
+    if (pack && (pack->rows || !is_changed(pack, file))) { /* one that was damaged may have been half written */
+        close(file);
+        return pack;
     }
-    struct pack *pack = calloc(1, sizeof *pack + strlen(path) + 1);
-    if (!pack) {
+    int is_new = !pack;
+    if (is_new && !(pack = calloc(1, sizeof *pack + strlen(path) + 1))) {
         close(file);
         return NULL;
     }
@@ -262,11 +271,13 @@ static struct pack *open_pack(int at, const char *name, const char *path, const 
     if (high >= 0) close(file);
     pack->file = high >= 0 ? high : file;
     pack->info = info;
-    strcpy(pack->path, path);
-    pack->next = all_packs;
-    all_packs = pack;
+    if (is_new) {
+        strcpy(pack->path, path);
+        pack->next = all_packs;
+        all_packs = pack;
+    }
     if ((wrong = read_index(pack))) {
-        tt_say("torchtailor: the pack %s is not used: %s. Make it again with `torchtailor tailor`, or run "
+        if (!is_quiet) tt_say("torchtailor: the pack %s is not used: %s. Make it again with `torchtailor tailor`, or run "
                "`torchtailor restore`.", path, wrong);
         close(pack->file);
         pack->file = -1;
@@ -294,12 +305,6 @@ static int file_of(struct pack *pack) {
     if (pack->file >= 0 && !fstat(pack->file, &info) && is_same_file(pack, &info)) return pack->file;
     if (pack->file >= 0) close(pack->file);
     return pack->file = -1;
-}
-
-static int is_changed(const struct pack *pack, int file) {
-    struct stat now;
-    return file < 0 || fstat(file, &now) || now.st_size != pack->info.st_size ||
-           now.st_mtim.tv_sec != pack->info.st_mtim.tv_sec || now.st_mtim.tv_nsec != pack->info.st_mtim.tv_nsec;
 }
 
 static const uint8_t *read_container(const uint8_t *row, int file) {
@@ -333,6 +338,8 @@ static const uint8_t *whole_container(struct pack *pack, int64_t number) {
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 static void add_pack(struct listing *listing, struct pack *pack) {
+    for (size_t i = 0; i < listing->count; i++)
+        if (listing->packs[i] == pack) return;
     struct pack **more = pack ? realloc(listing->packs, (listing->count + 1) * sizeof *more) : NULL;
     if (!more) return;
     listing->packs = more;
@@ -416,7 +423,7 @@ static void list_folder(struct listing *listing, int folder, const char *place, 
         free(names[i]);
     }
     free(names);
-    if (!deeper && !listing->trust.is_named) add_note(listing, folder, place);
+    if (!deeper && !listing->trust.is_named && !listing->look) add_note(listing, folder, place);
 }
 
 /* What TORCHTAILOR_PACK names: it may be a link, and whoever it belongs to. */
@@ -467,11 +474,13 @@ static int is_same_trust(const struct trust *a, const struct trust *b) {
 }
 
 static const struct listing *listing_of(const char *path, const struct trust *trust) {
-    for (struct listing *known = all_listings; known; known = known->next)
-        if (!strcmp(known->path, path) && is_same_trust(&known->asked, trust)) return known;
-    struct listing *listing = calloc(1, sizeof *listing + strlen(path) + 1);
-    if (!listing) return NULL;
-    strcpy(listing->path, path);
+    struct listing *listing = all_listings;
+    while (listing && (strcmp(listing->path, path) || !is_same_trust(&listing->asked, trust))) listing = listing->next;
+    if (listing && listing->look == looks) return listing;
+    int is_new = !listing;
+    if (is_new && !(listing = calloc(1, sizeof *listing + strlen(path) + 1))) return NULL;
+    if (is_new) strcpy(listing->path, path);
+    if (!is_new) listing->look = looks; /* what it has stays, and what came since is added */
     listing->asked = listing->trust = *trust;
     if (trust->is_named) {
         list_named(listing);
@@ -480,8 +489,12 @@ static const struct listing *listing_of(const char *path, const struct trust *tr
         snprintf(above, sizeof above, "%.*s", (int)(strlen(path) - strlen("/" FOLDER)), path);
         list_around(listing, above);
     }
-    listing->next = all_listings;
-    return all_listings = listing;
+    listing->look = looks;
+    if (is_new) {
+        listing->next = all_listings;
+        all_listings = listing;
+    }
+    return listing;
 }
 
 struct search {
@@ -654,6 +667,11 @@ static const void *merge(const struct search *search) {
     return container;
 }
 
+long tt_pack_wait(void) {
+    long seconds = atol(tt_setting("TORCHTAILOR_PACK_WAIT"));
+    return seconds > 0 && seconds < LONG_MAX / 1000 ? seconds : 0;
+}
+
 int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_found *found) {
     struct search search = {.key = key};
     const char *named = tt_setting("TORCHTAILOR_PACK");
@@ -700,6 +718,14 @@ static int has_note(const struct listing *listing, void *data) {
         return 1;
     }
     return 0;
+}
+
+int tt_find_container_again(const char *library, const uint8_t key[TT_KEY], struct tt_found *found, int is_last) {
+    looks++;
+    is_quiet = !is_last;
+    int is_there = tt_find_container(library, key, found);
+    is_quiet = 0;
+    return is_there;
 }
 
 int tt_find_package(const char *library, struct tt_package *package) {

@@ -84,7 +84,7 @@ struct library {
     const char *path, *opened, *_Atomic wrong;
 };
 static struct library *libraries;
-static _Atomic int used, handling, spared, stopped;
+static _Atomic int used, handling, spared, stopped, told;
 static struct sigaction before;
 static uint8_t *packed_block, *whole_block; /* of one block each; with the lock held */
 
@@ -118,12 +118,13 @@ void tt_pages_after_fork(void) {
 
 /* --- what is said */
 
+/* What is wrong with its pack; NULL: that it is waited for. */
 static void say_about(const struct library *library, const char *wrong) {
     static char line[3 * PATH_MAX];
     const char *words[] = {"torchtailor: ", library->path, " needs pages that were cut out of it and lie in the pack ",
-                           library->pack, ", but ", wrong,
-                           ". Put the pack into torchtailor-packs beside the library, or name its folder in "
-                           "TORCHTAILOR_PACK, and run again; or run `torchtailor restore`."};
+                           library->pack, wrong ? ", but " : ", which is not there yet: waiting for it.", wrong ? wrong : "",
+                           wrong ? ". Put the pack into torchtailor-packs beside the library, or name its folder in "
+                                   "TORCHTAILOR_PACK, and run again; or run `torchtailor restore`." : ""};
     size_t length = 0;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) length = tt_add_shown(line, length, sizeof line - 1, words[i]);
     line[length++] = '\n';
@@ -386,7 +387,8 @@ static const char *map_library(struct library *library) {
 /* The same, as often as TORCHTAILOR_PACK_WAIT says, in seconds. */
 static const char *map_in_time(struct library *library) {
     const char *wrong = map_library(library);
-    long left = wrong ? atol(tt_setting("TORCHTAILOR_PACK_WAIT")) * (1000 / TICK) : 0;
+    long left = wrong ? tt_pack_wait() * (1000 / TICK) : 0;
+    if (left && !atomic_exchange(&told, 1)) say_about(library, NULL);
     for (; wrong && left > 0; left--) {
         struct timespec moment = {0, TICK * 1000000L};
         nanosleep(&moment, NULL);
