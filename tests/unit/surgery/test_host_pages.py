@@ -446,7 +446,7 @@ def test_a_library_of_which_something_is_known_was_loaded(stock: Path, tmp_path:
         chosen = Cut(workload=TracedWorkload(Trace(libraries, opened=opened)), drop_unopened=True)
         assert tailor_library(stock, None, chosen).status.changed is changed
         for more in ({"no_pack": True}, {"host_pages": HostPages.KEEP}):
-            kept = replace(chosen, **more)  # type: ignore[arg-type]
+            kept = replace(chosen, **more)
             assert not kept.packs_unopened and not tailor_library(stock, None, kept).status.changed
 
 
