@@ -57,8 +57,12 @@ def run_all(
     method = "fork" if threading.active_count() == 1 else "spawn"
     _log.info("%d jobs in %d processes (%s)", len(ordered), workers, method)
     context = multiprocessing.get_context(method)
-    slots = context.Semaphore(processes)
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))
+    try:
+        slots = context.Semaphore(processes)
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))
+    except OSError as error:  # a bare chroot: /dev/shm is missing, full or not ours
+        _log.warning("one core is used, because processes cannot share semaphores (/dev/shm): %s", error.strerror)
+        return ((job, function(job)) for job in ordered)
     try:
         with _killed_workers_explained():
             futures = {pool.submit(function, job): job for job in ordered}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -99,3 +100,14 @@ def test_results_that_nobody_asks_for_end_with_their_processes() -> None:
     del results
     assert not multiprocessing.active_children()
     assert not [thread for thread in threading.enumerate() if "Executor" in type(thread).__name__]
+
+
+def test_without_shared_semaphores_the_work_is_done_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/shm of a bare chroot is not writable for users, which said that the output cannot be written."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(multiprocessing.context.BaseContext, "Semaphore", refuse)
+    done = run_all(process_of, [Job(1), Job(2)], processes=2, worth=0)
+    assert {process for _, (_, process) in done} == {os.getpid()}
