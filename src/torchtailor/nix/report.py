@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from torchtailor.core.format import counted
 from torchtailor.nix.audit import AuditFinding, AuditReport
 from torchtailor.nix.hashes import HashResult
 from torchtailor.nix.migrate import Migration, MigrationStatus
@@ -90,11 +91,12 @@ def audit_lines(reports: Sequence[AuditReport]) -> Lines:
             for rule in rules:
                 yield LineKind.TEXT, f"  {rule}: {RULES[rule].fix}"
         evaluated = f"{report.evaluated} of them evaluated with Nix" if report.evaluated else "none evaluated with Nix"
-        counts = f"{report.errors} errors, {report.warnings} warnings, {report.notes} notes"
+        found = ((report.errors, "error"), (report.warnings, "warning"), (report.notes, "note"))
+        counts = ", ".join(counted(number, kind) for number, kind in found)
         release = f"release {report.release}" if report.release else "no known release"
-        what = f"{release}, {report.recipes} recipes read, {evaluated}"
+        what = f"{release}, {counted(report.recipes, 'recipe')} read, {evaluated}"
         if report.package:
-            what = f"no recipes, but the package {report.package} itself, {report.recipes} files read"
+            what = f"no recipes, but the package {report.package} itself, {counted(report.recipes, 'file')} read"
         yield LineKind.TEXT, ""
         yield LineKind.TEXT, f"{report.root}: {what}: {counts}."
 

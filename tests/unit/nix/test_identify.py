@@ -176,7 +176,7 @@ def test_the_summary_says_what_was_done(catalog: Catalog, tmp_path: Path) -> Non
     path.write_text(f'(import (builtins.fetchTarball "{url}") {{ }}).python313Packages.torch.override {{ }}\n')
     (report,) = audit(catalog, tmp_path)
     assert (report.evaluated, report.release) == (0, "")
-    assert "no known release, 1 recipes read, none evaluated with Nix" in list(audit_lines([report]))[-1][1]
+    assert "no known release, 1 recipe read, none evaluated with Nix" in list(audit_lines([report]))[-1][1]
 
 
 BANNER = "# For the cluster in Lyon; ask Ada before you change the pin.\n# Needs CUDA 13.0 everywhere.\n\n"
