@@ -1,13 +1,14 @@
 """`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and the sizes.
 
 Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress [--zstd-level 19]] [--rounds 3]
-     [--copy-to DIR] [--cold]
+     [--copy-to DIR] [--cold] [--more]
 
 TREE is a folder of unpacked wheels (torch and the NVIDIA packages it depends on); it is only read. DIR must be on the
 same disk, with space for a copy. Both run with the tree in the page cache, or with --cold without it; what was written
 before is on the disk by then, and they take turns at being first. Limits: without
 recompression 1.5 times `cp -r` and 400 MB of memory (proportional share of all processes together); with it, once the
-images are in the cache, 2 times `cp -r`.
+images are in the cache, 2 times `cp -r`. --more measures in the same rounds: the cut for 8 GPUs, `inspect` of the tree,
+and `verify --level static` of the result.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+EIGHT = "7.5,8.0,8.6,8.9,9.0,10.0,12.0,12.1"
 TIME_LIMIT, CACHED_LIMIT, MEMORY_LIMIT = 1.5, 2.0, 400e6
 # packages without GPU code, which the size limits do not include
 HOST_ONLY = ("cuda_nvrtc", "nvjitlink", "cuda_cupti", "cuda_runtime", "nvtx", "cufile")
@@ -35,8 +37,13 @@ class Run:
     """One command: wall-clock time, CPU time, and the peak memory of all its processes together."""
 
     seconds: float
-    processor: float
+    user: float
+    system: float
     memory: int
+
+    @property
+    def processor(self) -> float:
+        return self.user + self.system
 
 
 def run(command: list[str]) -> Run:
@@ -52,7 +59,7 @@ def run(command: list[str]) -> Run:
     if code:
         raise SystemExit(f"{command} ended with {code}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Run(elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, peak[0])
+    return Run(elapsed, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime, peak[0])
 
 
 def _watch(process: subprocess.Popen[bytes], peak: list[int]) -> None:
@@ -144,6 +151,14 @@ def describe(copied: Run, cut: Run) -> str:
     )
 
 
+def print_runs(measured: dict[str, list[Run]]) -> None:
+    print("| median of what | seconds | user | system | memory MB (peak) |\n|---|---|---|---|---|")
+    for name, runs in measured.items():
+        values = [statistics.median(getattr(one, what) for one in runs) for what in ("seconds", "user", "system")]
+        peak = max(one.memory for one in runs) / 1e6
+        print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values)} | {peak:.0f} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path)
@@ -153,13 +168,21 @@ def main() -> int:
     parser.add_argument("--copy-to", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cold", action="store_true", help="read the tree from the disk each time")
+    parser.add_argument("--more", action="store_true", help="also for 8 GPUs, `inspect` and `verify --level static`")
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(dir=options.copy_to))
-    tailor = [sys.executable, "-m", "torchtailor", "tailor", str(options.tree), "--gpu", options.gpu]
-    tailor += ["--nvidia", "--strip", "-o", str(work / "tailored")]
+    program = [sys.executable, "-m", "torchtailor"]
+    rest = ["--nvidia", "--strip", "-o", str(work / "tailored")]
     if options.recompress:
-        tailor += ["--recompress", "--zstd-level", options.zstd_level]
+        rest += ["--recompress", "--zstd-level", options.zstd_level]
+    tailor = [*program, "tailor", str(options.tree), "--gpu", options.gpu, *rest]
     copied, cut = [], []
+    more: dict[str, list[Run]] = {}
+    verify = [*program, "verify", str(work / "tailored"), "--level", "static"]
+    others = {
+        "torchtailor inspect": [*program, "inspect", str(options.tree)],
+        "torchtailor tailor for 8 GPUs": [*program, "tailor", str(options.tree), "--gpu", EIGHT, *rest],
+    }
     try:
         for round_ in range(options.rounds + options.recompress):  # with recompression, the first one fills the cache
             for copying in (True, False) if round_ % 2 == 0 else (False, True):
@@ -170,7 +193,13 @@ def main() -> int:
                 else:
                     cut.append(run(tailor))
                     after = libraries(work / "tailored")
+                    if options.more:
+                        more.setdefault("torchtailor verify --level static", []).append(run(verify))
                     shutil.rmtree(work / "tailored")
+            for name, command in others.items() if options.more else ():
+                settle(options.tree, cold=options.cold)
+                more.setdefault(name, []).append(run(command))
+                shutil.rmtree(work / "tailored", ignore_errors=True)
             print(f"round {round_}: {describe(copied[-1], cut[-1])}", file=sys.stderr)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -179,11 +208,7 @@ def main() -> int:
         copied, cut = copied[1:], cut[1:]
     ratio = statistics.median(b.seconds / a.seconds for a, b in zip(copied, cut, strict=True))
     memory = max(one.memory for one in cut)
-    print("| what | seconds | processor seconds | memory MB |\n|---|---|---|---|")
-    for name, runs in (("cp -r", copied), ("torchtailor tailor", cut)):
-        best = min(runs, key=lambda one: one.seconds)
-        peak = max(one.memory for one in runs) / 1e6
-        print(f"| {name} | {best.seconds:.2f} | {best.processor:.2f} | {peak:.0f} |")
+    print_runs({"cp -r": copied, "torchtailor tailor": cut, **more})
     limit = CACHED_LIMIT if options.recompress else TIME_LIMIT
     state = "cold" if options.cold else "warm"
     print(f"\nratio {ratio:.2f} ({state}, median of {options.rounds}; limit {limit}); {processor()}; ", end="")

@@ -28,6 +28,7 @@ FLOORS = (
         "core.urls",
         "core.documents",
         "core.tables",
+        "core.tuples",
     },
     {"core.origin"},
     {"core.disk", "core.trust", "core.extras", "core.processes", "core.pythons"},

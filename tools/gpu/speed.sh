@@ -57,9 +57,10 @@ with tempfile.TemporaryDirectory(dir=work) as out:
               "{:.2f} s, {:.2f} of the first thread, {:.2f} of all".format(*spent))
 PYTHON
     python3 tools/gpu/phases.py "$WORK/stock" "$WORK/phases"
-    for state in "" --cold; do
+    for state in --more --cold; do
         python3 benchmarks/tailor_stack.py "$WORK/stock" --gpu 9.0 --rounds "$ROUNDS" --copy-to "$WORK" $state
     done
+    taskset -c 0,1 python3 benchmarks/tailor_stack.py "$WORK/stock" --gpu 9.0 --rounds 3 --copy-to "$WORK" --more
     if [ $# -gt 0 ]; then
         python3 benchmarks/tailor_wheels.py "$1" --gpu 9.0 --rounds "$ROUNDS" --copy-to "$WORK"
         taskset -c 0,1 python3 benchmarks/tailor_wheels.py "$1" --gpu 9.0 --rounds 3 --copy-to "$WORK"

@@ -220,6 +220,9 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
 
 def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:
     """The builds for the CPU of what was cut for machines without a GPU, where an index has one; asked in a hurry."""
+    packages = {(one.package.metadata.name, one.package.metadata.version, one.machine.arch) for one in stand_ins}
+    if not packages:
+        return  # without a quarter of a second of imports
     from dataclasses import replace
 
     from torchtailor.core.errors import TorchtailorError
@@ -228,9 +231,6 @@ def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:
     from torchtailor.fetch.settings import read_settings
     from torchtailor.fetch.torch import cpu_wheel
 
-    packages = {(one.package.metadata.name, one.package.metadata.version, one.machine.arch) for one in stand_ins}
-    if not packages:
-        return
     finder = Finder(replace(read_settings(), timeout=_IN_A_HURRY, retries=0), Cache())
     for name, version, arch in sorted(packages):
         with suppress(TorchtailorError):  # nothing depends on it

@@ -34,8 +34,9 @@ class FileSource:
     def read(self, offset: int, size: int) -> bytes:
         if size <= _SMALL:
             start, window = self._window
-            if start <= offset and offset + size <= start + len(window) and size >= 0:
-                return window[offset - start : offset - start + size]
+            at = offset - start
+            if 0 <= at <= (end := at + size) <= len(window):
+                return window[at:end]
             check_range(offset, size, self.size)
             window = os.pread(self.fd, _WINDOW, offset)
             self._window = (offset, window)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from torchtailor.code.binary.elf_headers import ElfMachine, Segment
 from torchtailor.core.errors import ImpossibleError
+from torchtailor.core.tuples import quickly
 
 # a hole costs a program header and a mapping at load time; smaller ones are filled with zeros instead
 MIN_HOLE = 16 << 10
@@ -42,8 +43,10 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class PackingItem:
+as_span = quickly(Span)
+
+
+class PackingItem(NamedTuple):
     """A container to place: what it took, what it takes now, and whether it can move."""
 
     address: int
@@ -80,19 +83,23 @@ def subtract(ranges: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     """What is left of `ranges` without `taken`; both sorted and without overlap in themselves."""
     left: list[Span] = []
     cuts = sorted(taken)
+    index, count = 0, len(cuts)
     for span in ranges:
         start, end = span
-        for index in range(max(0, bisect_left(cuts, (start, 0)) - 1), len(cuts)):
+        while index < count and cuts[index][1] <= start:
+            index += 1
+        while index < count:
             cut_start, cut_end = cuts[index]
             if cut_start >= end:
                 break
-            if cut_end <= start:
-                continue
             if cut_start > start:
-                left.append(Span(start, cut_start))
-            start = cut_end
+                left.append(as_span((start, cut_start)))
+            start = max(start, cut_end)
+            if start >= end:
+                break
+            index += 1
         if start < end:
-            left.append(Span(start, end))
+            left.append(as_span((start, end)))
     return left
 
 
@@ -103,7 +110,7 @@ def merge(ranges: Iterable[Span]) -> list[Span]:
     start, reached = next(ordered, (0, 0))
     for begin, end in ordered:
         if begin > reached:
-            merged.append(Span(start, reached))
+            merged.append(as_span((start, reached)))
             start, reached = begin, end
         elif end > reached:
             reached = end

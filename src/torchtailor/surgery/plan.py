@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.gpucode.fatbin import CONTAINER_HEADER, TICKET, Image
 from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 from torchtailor.surgery.image_cache import Replacement
-from torchtailor.surgery.layout import PackingItem, Span, common_alignment, merge, pack, subtract
+from torchtailor.surgery.layout import PackingItem, Span, as_span, common_alignment, merge, pack, subtract
 from torchtailor.surgery.references import ContainerPointers, movable
 
 _MAX_PADDING = 64
 
 
-@dataclass(frozen=True, slots=True)
-class NewImage:
+class NewImage(NamedTuple):
     """A kept image, and its bytes where they are not copied from the input."""
 
     image: Image
@@ -28,8 +29,7 @@ class NewImage:
         return self.replacement.size if self.replacement else self.image.stored_size
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerPlan:
+class ContainerPlan(NamedTuple):  # there are tens of thousands
     """What stays of one container, and where it goes."""
 
     found: FoundContainer
@@ -38,12 +38,11 @@ class ContainerPlan:
     address: int | None  # in the output; None where it is not loaded
     size: int  # bytes of the container in the output
     extent: int  # bytes that were readable from its first on: its own, and of one that was cut before the zeros behind
-
     key: bytes = b""  # by which a pack has what is kept of it, where it was moved to one
 
     def at(self, address: int) -> ContainerPlan:
         """The same at another place."""
-        return replace(self, address=address)
+        return self if address == self.address else self._replace(address=address)
 
     @property
     def reach(self) -> Span:
@@ -54,7 +53,7 @@ class ContainerPlan:
         start = self.address or 0
         measured = self.pointers is not None and not self.pointers.immediates and not self.found.container.bare
         size = self.size + self.gap if measured else max(self.size, self.extent)
-        return Span(start, start + size)
+        return as_span((start, start + size))
 
     @property
     def gap(self) -> int:
@@ -67,14 +66,14 @@ class ContainerPlan:
         return self.size == self.found.container.stored_size and all(image.replacement is None for image in self.images)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LibraryPlan:
     """The plan of each container, and which addresses are free then."""
 
     containers: tuple[ContainerPlan, ...]
     free: tuple[Span, ...]
 
-    @property
+    @cached_property
     def unreachable(self) -> list[Span]:
         """The free addresses that nothing may read any more, so that they need not stay mapped."""
         return subtract(self.free, merge(one.reach for one in self.containers if one.address is not None))
@@ -132,7 +131,7 @@ def _place(elf: ElfFile, name: str, drafts: list[ContainerPlan]) -> tuple[list[C
         room = _room_among_others(elf, drafts, items)
     addresses = pack(items, room)
     placed = [draft.at(address) for draft, address in zip(drafts, addresses, strict=True)]
-    taken = [Span(at, at + item.new_size) for item, at in zip(items, addresses, strict=True)]
+    taken = [as_span((at, at + item.new_size)) for item, at in zip(items, addresses, strict=True)]
     return placed, subtract(room, taken)
 
 
@@ -145,7 +144,7 @@ def _extended(drafts: list[ContainerPlan], room: list[Span]) -> Iterator[Contain
             continue
         start = starts[index]
         end = next(span.end for span in room if span.start <= start < span.end)
-        yield replace(draft, extent=max(draft.extent, min([end, *starts[index + 1 : index + 2]]) - start))
+        yield draft._replace(extent=max(draft.extent, min([end, *starts[index + 1 : index + 2]]) - start))
 
 
 def _item(draft: ContainerPlan) -> PackingItem:
@@ -156,10 +155,10 @@ def _item(draft: ContainerPlan) -> PackingItem:
 def _room_among_others(elf: ElfFile, drafts: list[ContainerPlan], items: list[PackingItem]) -> list[Span]:
     """The addresses of containers that lie among other data, and the padding the compiler put between two."""
     alignment = min(common_alignment(item.address for item in items), _MAX_PADDING)
-    spans = [Span(item.address, item.address + item.old_size) for item in items]
+    spans = [as_span((item.address, item.address + item.old_size)) for item in items]
     padding = []
     for draft, (before, after) in zip(drafts, pairwise(spans), strict=False):
         size = after.start - before.end
         if 0 < size < alignment and not any(elf.read(draft.found.container.end + draft.gap, size)):
-            padding.append(Span(before.end, after.start))
+            padding.append(as_span((before.end, after.start)))
     return merge([*spans, *padding])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torchtailor.code.binary.elf import ElfFile
@@ -20,6 +21,7 @@ from torchtailor.code.binary.elf_headers import Relocation, SectionType
 from torchtailor.code.binary.instructions import got_address, lea_targets, movabs_immediates
 from torchtailor.code.gpucode.fatbin import WrapperVersion
 from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LARGE_DATA, FoundContainer, LibraryCode
+from torchtailor.surgery.bare import recorded
 
 _REX = rb"[\x48\x4c]"  # the byte before a `lea` of 64 bits
 _WORTH_A_SEARCH = 1 << 20  # bytes of containers for which reading all host code is worth the time
@@ -28,8 +30,7 @@ _SYMTAB = 6
 _SYMBOL_WORDS = 3  # 24 bytes; the value is the second word
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerPointers:
+class ContainerPointers(NamedTuple):
     """All pointers to one container that have to follow it when it moves."""
 
     to_start: tuple[Relocation, ...] = ()
@@ -89,8 +90,6 @@ def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, ContainerPointer
     found: dict[int, ContainerPointers] = {}
     bare = [container for container in code.containers if container.container.bare and container.loaded]
     if bare:
-        from torchtailor.surgery.bare import recorded  # it needs numpy, which takes a while to load
-
         found.update((one.address or 0, ContainerPointers(one.pointers)) for one in recorded(elf, bare))
     for section, containers in _by_section(code).items():
         if section in CONTAINER_SECTIONS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import PurePosixPath
 
 from torchtailor.catalog.makers import maker_of
@@ -82,6 +82,7 @@ def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
     return needed
 
 
+@lru_cache(maxsize=1024)  # asked for each of ten thousand files; the texts of licences are long
 def is_proprietary(metadata: Metadata) -> bool:
     """Whether a package is NVIDIA's and not under an open licence: its files are left out only with --nvidia."""
     return _rules().is_proprietary(metadata)

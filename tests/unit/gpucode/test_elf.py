@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.gpucode.builders import FIXTURES, Place, elf
-from torchtailor.code.binary.elf import ElfFile, NotElfError, UnsupportedElfError
+from torchtailor.code.binary.elf import ElfFile, NotElfError, RelaTable, UnsupportedElfError
 from torchtailor.code.binary.elf_headers import DynamicTag, ElfMachine, SegmentType
 from torchtailor.core.errors import BadInputError
 
@@ -50,6 +51,29 @@ def test_pointers_are_found_in_rela_and_in_relr(name: str) -> None:
     assert next(found[place].addend for place in sorted(found)) == fatbin.address
     assert all((one.record_offset is None) == name.endswith("relr.so") for one in found.values())
     assert {one.place for one in file.relocations_into(fatbin.address, fatbin.memory_end)} == set(found)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1024, 5000])
+def test_a_long_table_of_relocations_is_searched_as_row_by_row(rows: int) -> None:
+    """Blocks without an address in the range are passed over."""
+    some = random.Random(rows)
+    table = [
+        (
+            some.randrange(1 << 20) if some.random() < 0.1 else row * 8,
+            some.choice((8, 1 << 32 | 6)),
+            some.randrange(999),
+        )
+        for row in range(rows)
+    ]
+    relocations = RelaTable(b"".join(struct.pack("<QQq", *row) for row in table), 64, 8)
+    for start, end in ((0, 0), (0, 1 << 40), (rows * 4, rows * 4 + 80), (500, 501), (8191, 8193), (1 << 30, 1 << 31)):
+        assert relocations.placed_in(start, end) == [i for i, row in enumerate(table) if start <= row[0] < end]
+        into = [i for i, row in enumerate(table) if row[1] == 8 and start <= row[2] < end]
+        assert relocations.pointing_into(start, end) == into
+    for wanted in ((), (7,), (3, 500, 998), (5000,)):
+        to = [i for i, row in enumerate(table) if row[1] == 8 and row[2] in wanted]
+        assert relocations.pointing_to(wanted) == to
+        assert [*relocations.relocations(to)] == [(64 + i * 24, table[i][0], table[i][2]) for i in to]
 
 
 def test_relr_names_every_pointer_and_no_other() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.trees import licences
 from torchtailor.trees.artifact.installed import read_installed
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
 from torchtailor.trees.wheels.archive import WheelArchive
@@ -117,6 +118,15 @@ def test_whose(metadata: Metadata | None, library: str, expected: bool) -> None:
 )
 def test_whose_files_are_left_out_only_with_the_option(metadata: Metadata, expected: bool) -> None:
     assert is_proprietary(metadata) is expected
+
+
+def test_the_texts_of_a_package_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`inspect` asks for each file of an environment: half of its time went into this."""
+    searched: list[str] = []
+    monkeypatch.setattr(licences._Rules, "is_closed_text", lambda _, text: searched.extend([text]))
+    asked_often = package("asked-often", "BSD-3-Clause", files=(APACHE, "a second text"))
+    assert not any(is_proprietary(asked_often) for _ in range(9))
+    assert searched == ["BSD-3-Clause", APACHE, "a second text"]
 
 
 @pytest.mark.parametrize(

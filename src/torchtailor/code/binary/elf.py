@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -34,9 +34,11 @@ from torchtailor.code.binary.elf_headers import (
 from torchtailor.code.binary.search import Buffer
 from torchtailor.code.binary.source import BufferSource, Bytes, ByteSource
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.tuples import quickly
 
 _MAX_SECTIONS = 1 << 20
 _BLOCK = 1 << 10  # relocations that are looked at together: most often none of them is wanted
+_relocation = quickly(Relocation)
 _EXTENDED = 0xFFFF  # the true number does not fit 16 bits and stands in section header 0
 
 
@@ -65,6 +67,15 @@ class RelaTable:
         self.addends = signed
         self._relative_info = relative_type  # RELATIVE has no symbol, so info is the type alone
 
+    @cached_property
+    def _extents(self) -> list[tuple[int, int, int, int, int]]:
+        """For each block of the table where it begins, and the least and the largest place and addend in it."""
+        extents = []
+        for start in range(0, len(self.places), _BLOCK):
+            places, addends = self.places[start : start + _BLOCK], self.addends[start : start + _BLOCK]
+            extents.append((start, min(places), max(places), min(addends), max(addends)))
+        return extents
+
     def __len__(self) -> int:
         return len(self.places)
 
@@ -77,27 +88,41 @@ class RelaTable:
 
     def placed_in(self, start: int, end: int) -> list[int]:
         """Indices, of any type, whose pointer lies in the address range."""
-        return [i for i, place in enumerate(self.places) if start <= place < end]
+        return [
+            i
+            for first, low, high, _, _ in self._extents
+            if low < end and start <= high
+            for i, place in enumerate(self.places[first : first + _BLOCK], first)
+            if start <= place < end
+        ]
 
     def pointing_into(self, start: int, end: int) -> list[int]:
         """Indices of RELATIVE relocations whose target lies in the address range."""
         kind, infos = self._relative_info, self.infos
-        return [i for i, addend in enumerate(self.addends) if start <= addend < end and infos[i] == kind]
+        return [
+            i
+            for first, _, _, low, high in self._extents
+            if low < end and start <= high
+            for i, addend in enumerate(self.addends[first : first + _BLOCK], first)
+            if start <= addend < end and infos[i] == kind
+        ]
 
     def pointing_to(self, targets: Collection[int]) -> list[int]:
         """Indices of RELATIVE relocations that lead to one of the addresses."""
         kind, infos, addends = self._relative_info, self.infos, self.addends
         wanted = frozenset(targets)
+        least, largest = min(wanted, default=0), max(wanted, default=-1)
         return [
             i
-            for start in range(0, len(addends), _BLOCK)
-            if not wanted.isdisjoint(block := addends[start : start + _BLOCK])
-            for i, addend in enumerate(block, start)
+            for first, _, _, low, high in self._extents
+            if low <= largest and least <= high
+            for i, addend in enumerate(addends[first : first + _BLOCK], first)
             if addend in wanted and infos[i] == kind
         ]
 
-    def relocation(self, index: int) -> Relocation:
-        return Relocation(self.record_offset(index), self.places[index], self.addends[index])
+    def relocations(self, indices: Iterable[int]) -> Iterator[Relocation]:
+        offset, places, addends = self.offset, self.places, self.addends
+        return (_relocation((offset + i * RELA.size, places[i], addends[i])) for i in indices)
 
 
 class ElfFile:
@@ -112,6 +137,7 @@ class ElfFile:
             (s for s in self.segments if s.type == SegmentType.LOAD), key=lambda segment: segment.address
         )
         self._load_addresses = [segment.address for segment in self._loads]
+        self._near = (0, 0, 0)  # addresses of the segment that was asked for last, and from them to the file
         _check_loads(self._loads)
         _check_sections(self.sections)
 
@@ -161,10 +187,15 @@ class ElfFile:
 
     def offset_of(self, address: int) -> int | None:
         """Where the byte at a virtual address stands in the file; None where it is not in the file."""
+        start, end, shift = self._near
+        if start <= address < end:
+            return address + shift
         segment = self.load_at(address)
         if segment is None or address - segment.address >= segment.file_size:
             return None
-        return address - segment.address + segment.offset
+        shift = segment.offset - segment.address
+        self._near = (segment.address, segment.address + segment.file_size, shift)
+        return address + shift
 
     def address_of(self, offset: int) -> int | None:
         """The virtual address of a file offset; None where it is not loaded."""
@@ -233,7 +264,8 @@ class ElfFile:
     def relocations_in(self, start: int, end: int) -> dict[int, Relocation]:
         """The relative relocations whose pointers lie in an address range, by the address of the pointer."""
         table = self.rela
-        found = {table.places[i]: table.relocation(i) for i in table.placed_in(start, end) if table.is_relative(i)}
+        indices = filter(table.is_relative, table.placed_in(start, end))
+        found = {relocation.place: relocation for relocation in table.relocations(indices)}
         for place in self.relr:
             if start <= place < end:
                 found[place] = self._relr_relocation(place)
@@ -242,8 +274,7 @@ class ElfFile:
     def relocations_into(self, start: int, end: int) -> Iterator[Relocation]:
         """The relative relocations whose targets lie in an address range."""
         table = self.rela
-        for index in table.pointing_into(start, end):
-            yield table.relocation(index)
+        yield from table.relocations(table.pointing_into(start, end))
         for place in self.relr:
             relocation = self._relr_relocation(place)
             if start <= relocation.addend < end:
@@ -262,8 +293,7 @@ class ElfFile:
     def relocations_to(self, targets: Collection[int]) -> Iterator[Relocation]:
         """The relative relocations that lead to one of the addresses."""
         table = self.rela
-        for index in table.pointing_to(targets):
-            yield table.relocation(index)
+        yield from table.relocations(table.pointing_to(targets))
         for place in self.relr:
             relocation = self._relr_relocation(place)
             if relocation.addend in targets:

@@ -7,12 +7,13 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from struct import unpack_from
+from struct import Struct, unpack_from
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
 
 _PLTGOT = 3
+_DISTANCE = Struct("<i")
 _WINDOW = 8 << 20  # bytes of code looked at at a time
 _PAGE = 1 << 12
 _MAX_DISTANCE = 16  # instructions between the two halves of an address
@@ -51,17 +52,16 @@ def lea_targets(
     """Addresses in [low, high] to which something that looks like `lea disp32(%rip), %reg` leads; `prefix` is a pattern
     of one byte that has to stand before it."""
     length = 6 + bool(prefix)
-    base, last = address + length, len(code) - length
+    base, last, at_field = address + length, len(code) - length, length - 4
     nearest, farthest = low - base - len(code), high - base
     if farthest < -(1 << 31) or nearest >= 1 << 31:
         return
     tops = (max(nearest, -(1 << 31)) >> 24, min(farthest, (1 << 31) - 1) >> 24)
+    distance = _DISTANCE.unpack_from
     for found in _lea(prefix, *tops).finditer(code):
         at = found.start()
-        if at <= last:
-            target = base + at + unpack_from("<i", code, at + length - 4)[0]
-            if low <= target <= high:
-                yield target
+        if at <= last and low <= (target := base + at + distance(code, at + at_field)[0]) <= high:
+            yield target
 
 
 @lru_cache(maxsize=64)

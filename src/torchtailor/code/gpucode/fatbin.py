@@ -18,6 +18,7 @@ from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.code.binary.elf import FETCH_AGAIN
 from torchtailor.code.binary.source import Bytes, ByteSource
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.tuples import quickly
 
 CONTAINER_HEADER = struct.Struct("<IHHQ")
 CONTAINER_MAGIC = 0xBA55ED50
@@ -191,6 +192,9 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
         return str(self.target) if self.target else _unknown(self.kind_number, self.sm)
 
 
+_image = quickly(Image)
+
+
 def codes_of(images: Iterable[Image]) -> Iterator[CodeTarget]:
     """What images are for, and their parts, as far as that is known."""
     return (piece.target for image in images for piece in image.pieces if piece.target)
@@ -279,8 +283,7 @@ def read_container(source: ByteSource, offset: int, limit: int) -> Container:
         return Container(offset, header_size, size, (), _read_ticket(source, end, limit))
     entries: list[Image] = []
     try:
-        for image in _read_entries(source, offset, offset + header_size, end):
-            entries.append(image)  # noqa: PERF402 (what was read before an error is asked for)
+        _read_entries(source, offset, offset + header_size, end, entries)
     except DamagedContainerError as error:
         error.reached = entries[-1].end if entries else offset
         raise
@@ -295,35 +298,23 @@ def _read_ticket(source: ByteSource, offset: int, limit: int) -> bytes:
     return bytes(key) if mark == TICKET_MARK else b""
 
 
-def _read_entries(source: ByteSource, container: int, position: int, end: int) -> Iterator[Image]:
+def _read_entries(source: ByteSource, container: int, position: int, end: int, entries: list[Image]) -> None:
+    """Add the entries to a list; what was read before an error is asked for."""
     read, unpack, fixed = source.read, ENTRY_HEADER.unpack, ENTRY_HEADER.size
     while position < end:
         if position + fixed > end:
             raise _damaged(container, f"the entry at {position:#x} is cut short")
-        (
-            kind_number,
-            version,
-            header_size,
-            padded,
-            compressed,
-            record,
-            _minor,
-            _major,
-            sm,
-            name_offset,
-            name_size,
-            flags,
-            _reserved,
-            raw,
-        ) = unpack(read(position, fixed))
-        if version != ENTRY_VERSION:
-            raise _damaged(container, f"the entry at {position:#x} has version {version:#x}")
-        if not fixed <= header_size <= _MAX_HEADER or header_size % ALIGNMENT or padded % ALIGNMENT:
-            raise _damaged(container, f"the entry at {position:#x} has impossible sizes")
-        if position + header_size + padded > end:
-            raise _damaged(container, f"the entry at {position:#x} reaches past the end of the container")
-        if compressed > padded:
-            raise _damaged(container, f"the entry at {position:#x} is compressed to more than its own size")
+        fields = unpack(read(position, fixed))
+        kind_number, version, header_size, padded, compressed, record, _, _, sm, _, name_size, flags, _, raw = fields
+        after = position + header_size + padded
+        if (
+            version != ENTRY_VERSION
+            or not fixed <= header_size <= _MAX_HEADER
+            or (header_size | padded) % ALIGNMENT
+            or after > end
+            or compressed > padded
+        ):
+            raise _damaged(container, f"the entry at {position:#x} {_why_impossible(fields, position, end)}")
         if compressed:
             compression = _COMPRESSION.get(flags & _COMPRESSED, Compression.UNKNOWN)
             if raw == 0:
@@ -333,6 +324,7 @@ def _read_entries(source: ByteSource, container: int, position: int, end: int) -
             raw = padded
         name = ""
         if name_size:
+            name_offset = fields[9]
             if name_offset + name_size > header_size:
                 raise _damaged(container, f"the name of the entry at {position:#x} is outside its header")
             name = bytes(read(position + name_offset, name_size)).rstrip(b"\0").decode("utf-8", "backslashreplace")
@@ -340,22 +332,21 @@ def _read_entries(source: ByteSource, container: int, position: int, end: int) -
         parts: tuple[Part, ...] = ()
         if kind is ImageKind.CONCATENATED:
             parts = _read_parts(read(position, header_size), record, raw, container)
-        yield Image(
-            kind,
-            kind_number,
-            target,
-            position,
-            header_size,
-            padded,
-            compressed,
-            raw,
-            compression,
-            flags,
-            sm,
-            name,
-            parts,
-        )
-        position += header_size + padded
+        where = (position, header_size, padded, compressed, raw, compression)
+        entries.append(_image((kind, kind_number, target, *where, flags, sm, name, parts)))
+        position = after
+
+
+def _why_impossible(fields: tuple[int, ...], position: int, end: int) -> str:
+    """What is wrong with the sizes of an entry."""
+    version, header_size, padded = fields[1:4]
+    if version != ENTRY_VERSION:
+        return f"has version {version:#x}"
+    if not ENTRY_HEADER.size <= header_size <= _MAX_HEADER or header_size % ALIGNMENT or padded % ALIGNMENT:
+        return "has impossible sizes"
+    if position + header_size + padded > end:
+        return "reaches past the end of the container"
+    return "is compressed to more than its own size"
 
 
 def _read_parts(header: Bytes, record: int, raw: int, container: int) -> tuple[Part, ...]:

@@ -15,7 +15,7 @@ other drivers take is not known, so both stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix
@@ -25,6 +25,7 @@ from torchtailor.code.gpucode.scan import CodeContainer, Reference
 from torchtailor.code.gpucode.targets import Targets
 
 _SUFFIXES = int(EntryFlag.ARCH_SPECIFIC | EntryFlag.FAMILY_SPECIFIC)
+_SM = 24  # of a key, the first bit of the architecture: above those, and the kind
 
 Kernels = Callable[[Image], frozenset[str] | None]
 
@@ -119,11 +120,11 @@ class Policy:
                 kept.update(map(id, self._still_needed(runs, spare, kernels)))
         return tuple(image for image in images if id(image) in kept)
 
-    def loaded(self, images: Iterable[Image]) -> frozenset[CodeTarget]:
+    def loaded(self, images: Collection[Image]) -> frozenset[CodeTarget]:
         """What the driver would load of these images, for all targets together."""
         return self._choose(images).best
 
-    def usable(self, images: Iterable[Image]) -> frozenset[Capability]:
+    def usable(self, images: Collection[Image]) -> frozenset[Capability]:
         """The targets that can use at least one of the images."""
         return self._choose(images).served
 
@@ -142,13 +143,18 @@ class Policy:
             return self.keep_lto and _links(device, code)
         return self.rules.fit(device, code, unified_tegra=True).runs
 
-    def _choose(self, images: Iterable[Image]) -> PolicyChoice:
+    def _choose(self, images: Collection[Image]) -> PolicyChoice:
         """The choice for these images, made once for each set of architectures: a library repeats few of them."""
-        pieces = [piece for image in images for piece in image.pieces]
-        key = tuple([piece.kind_number << 64 | piece.sm << 32 | piece.flags & _SUFFIXES for piece in pieces])
+        key = tuple(
+            [
+                piece.sm << _SM | piece.kind_number | piece.flags & _SUFFIXES
+                for image in images
+                for piece in image.parts or (image,)
+            ]
+        )
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._choice(frozenset(piece.target for piece in pieces if piece.target))
+            choice = self._choice(frozenset(codes_of(images)))
             self._choices[key] = choice
         return choice
 

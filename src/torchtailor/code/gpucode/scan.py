@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -50,7 +51,7 @@ _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 _PTX_HEAD = 256  # bytes from the version of PTX to its target, with comments between
-_NEAR = 64  # bytes of a record on either side of its pointer
+_NEAR = 64  # bytes of a record on either side of its pointer, and of padding behind a container
 _ZEROS_STEP = 1 << 20
 _MAX_LOOKALIKES = 4096  # of whole libraries none is known that has one; more are a file made to be slow
 _MAX_WALKED = 64 << 20  # bytes of lookalikes that were walked through before they turned out to be none
@@ -135,7 +136,7 @@ class PtxText(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LibraryCode:
     """All GPU code of one library."""
 
@@ -151,7 +152,7 @@ class LibraryCode:
     def images(self) -> Iterator[Image]:
         return (image for found in self.containers for image in found.images)
 
-    @property
+    @cached_property
     def stored_size(self) -> int:
         """Bytes of all containers."""
         return sum(found.container.stored_size for found in self.containers)
@@ -281,7 +282,7 @@ def _containers_among_others(
     starts = (CONTAINER_START,) if section.name in _UNWIND_TABLES else CODE_STARTS
     if texts is not None:
         starts = (*starts, PTX_MARK)
-    while (start := source.find(starts, position, end)) >= 0:
+    while (start := _next_start(source, starts, position, end)) >= 0:
         if texts is not None and bytes(source.read(start, 1)) == PTX_MARK[:1]:
             position = _ptx_text(source, section, start, texts)
             continue
@@ -304,6 +305,14 @@ def _containers_among_others(
             continue
         yield container
         position = container.end
+
+
+def _next_start(source: ByteSource, starts: tuple[bytes, ...], position: int, end: int) -> int:
+    """Where the next of them is: most often behind some zeros, with which none of them begins."""
+    near = bytes(source.read(position, min(_NEAR, end - position)))
+    rest = near.lstrip(b"\0")
+    position += len(near) - len(rest)
+    return position if rest.startswith(CONTAINER_START) else source.find(starts, position, end)
 
 
 def _ptx_text(source: ByteSource, section: Section, mark: int, texts: list[PtxText]) -> int:

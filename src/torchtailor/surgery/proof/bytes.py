@@ -12,7 +12,7 @@ from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.core.errors import CheckFailedError
 from torchtailor.surgery.files import CHUNK
 from torchtailor.surgery.headers import TABLE_SECTION
-from torchtailor.surgery.layout import Span, merge, subtract
+from torchtailor.surgery.layout import Span, as_span, merge, subtract
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.pairs import ContainerPair
 from torchtailor.surgery.proof.unwind import check_dead_tables, left_tables
@@ -36,7 +36,7 @@ def check_loaded_bytes(
     _check_freed(territory, after, pairs)
     allowed = merge(
         [
-            *(Span(word, word + _WORD) for word in changed),
+            *(as_span((word, word + _WORD)) for word in changed),
             Span(before.elf.loads[0].address, before.elf.loads[0].address + HEADER.size),
             *_table(before.elf, after.elf, territory),
         ]
@@ -107,7 +107,7 @@ def _territory(elf: ElfFile, pairs: Sequence[ContainerPair]) -> list[Span]:
     """Where the input has containers, and the padding between two: only there may the output differ."""
     loaded = [(p.before.address, p.before.container) for p in pairs if p.before.address is not None]
     loaded.sort(key=lambda found: found[0])
-    spans = [Span(address, address + container.stored_size) for address, container in loaded]
+    spans = [as_span((address, address + container.stored_size)) for address, container in loaded]
     padding = []
     for (one, other), (_, container) in zip(pairwise(spans), loaded, strict=False):
         size = other.start - one.end

@@ -32,6 +32,15 @@ class InstalledDistribution:
     def record_path(self) -> Path:
         return self.dist_info / "RECORD"
 
+    def rows_on_disk(self) -> Iterator[tuple[RecordRow, os.stat_result | None]]:
+        """The rows of RECORD with what is there now; None where nothing is."""
+        site = self.dist_info.parent
+        for row in self.record:
+            try:
+                yield row, os.stat(os.path.normpath(os.path.join(site, row.path)))  # noqa: PTH116, PTH118
+            except (OSError, ValueError):
+                yield row, None
+
     @property
     def installer(self) -> str:
         """Who installed it: `pip`, `uv`; empty where it does not say."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -94,20 +93,21 @@ def _installed_record(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> 
     installed = artifact.installed
     if not installed:
         return Check.not_applicable(Level.STATIC, name, f"this {artifact.kind.value} has no installed packages")
-    digests = {facts.file.path.resolve(): facts.sha256 for facts in libraries if facts.sha256}
+    hashes = ((facts.file.path.stat(), facts.sha256) for facts in libraries if facts.sha256)
+    digests = {(status.st_dev, status.st_ino): sha256 for status, sha256 in hashes}
     wrong: list[str] = []
     files = hashed = 0
     for package in installed:
-        site = package.dist_info.parent
-        for row in package.record:
-            place = Path(os.path.normpath(site / row.path))
+        for row, status in package.rows_on_disk():
             files += 1
-            if not place.exists():
-                if place.suffix != ".pyc":
+            if status is None:
+                if not row.path.endswith(".pyc"):
                     wrong.append(f"{row.path} is not there")
-            elif row.size is not None and place.stat().st_size != row.size:
-                wrong.append(f"{row.path} is {place.stat().st_size} bytes long and should be {row.size}")
-            elif row.hash and row.hash.algorithm == "sha256" and (digest := digests.get(place.resolve())):
+            elif row.size is not None and status.st_size != row.size:
+                wrong.append(f"{row.path} is {status.st_size} bytes long and should be {row.size}")
+            elif not (digest := digests.get((status.st_dev, status.st_ino))):
+                continue
+            elif row.hash and row.hash.algorithm == "sha256":
                 hashed += 1
                 if str(row.hash) != str(FileHash.from_hex(digest)):
                     wrong.append(f"{row.path} differs from its hash in RECORD")

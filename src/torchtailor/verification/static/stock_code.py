@@ -6,7 +6,6 @@ this hash is as good or as bad as its stock on every CPU, and disassembling it a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,13 +42,14 @@ class StockCode:
         """Whether a library that the cut did not change has the hash in RECORD; in a wheel that was checked."""
         if facts.file.member is not None:
             return True
-        recorded = self._recorded.get(facts.file.path.resolve())
+        status = facts.file.path.stat()
+        recorded = self._recorded.get((status.st_dev, status.st_ino))
         return recorded is not None and recorded == FileHash.from_hex(facts.sha256)
 
     @cached_property
-    def _recorded(self) -> dict[Path, FileHash]:
-        rows = ((one.dist_info.parent, row) for one in self.artifact.installed for row in one.record)
-        return {Path(os.path.normpath(site / row.path)).resolve(): row.hash for site, row in rows if row.hash}
+    def _recorded(self) -> dict[tuple[int, int], FileHash]:
+        rows = (found for one in self.artifact.installed for found in one.rows_on_disk())
+        return {(status.st_dev, status.st_ino): row.hash for row, status in rows if status and row.hash}
 
     @cached_property
     def _unchanged_wheels(self) -> frozenset[str]:
