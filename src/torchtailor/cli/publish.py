@@ -233,4 +233,4 @@ def _flox(folder: Path, variant: str | None, organisation: str, *, dry_run: bool
     if json:
         ui.print_json("publish-flox", FloxPublished(call.line, not dry_run))
     elif dry_run:
-        ui.out().print(f"Would run {' '.join(call.line)} in {folder}.", markup=False)
+        ui.out().print(f"Would run {' '.join(call.line)} in {folder.resolve()}.", markup=False)

@@ -29,7 +29,7 @@ from torchtailor.nix.render import environment_files, render, rerender
 from torchtailor.nix.rules import AuditContext, Severity
 from torchtailor.nix.rules.names import fits_isa
 from torchtailor.nix.tree import MARKDOWN, PKGS, FileOrigin, RecipeTree, find_trees, stamp
-from torchtailor.nix.write import recipe_variants
+from torchtailor.nix.write import recipe_variants, tree_variants
 
 REPORT_NAME = "MIGRATION.md"
 _VERSION = re.compile(r"\bPyTorch v?(\d+\.\d+\.\d+)")
@@ -242,7 +242,10 @@ def plan_migration(
             f"{tree.root} holds recipes from wheels, which are not migrated.",
             "Run `torchtailor recipes write` instead.",
         )
-    wanted = recipe_variants(catalog, context.release.recipe_name, pythons=context.pythons or (DEFAULT_PYTHON,))
+    of_release = context.release.recipe_name
+    selected = {variant.name for variant in tree_variants(catalog, of_release, tree, context.pythons)}
+    every = recipe_variants(catalog, of_release, pythons=context.pythons or (DEFAULT_PYTHON,))
+    wanted = tuple(variant for variant in every if variant.name in context.names or variant.name in selected)
     names = {variant.name: variant for variant in wanted}
     before = context.pins.kept
     kept = dict(before)

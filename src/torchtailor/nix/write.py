@@ -329,6 +329,16 @@ def written_selection(tree: RecipeTree) -> Mapping[str, tuple[str, ...]] | None:
     return {match[1]: tuple(match[2].split()) for match in found}
 
 
+def tree_variants(catalog: Catalog, release: str, tree: RecipeTree, pythons: Sequence[str]) -> tuple[Variant, ...]:
+    """The variants that a tree should have: those it was written with, else all of the release."""
+    selection = written_selection(tree) or {}
+    return tuple(
+        variant
+        for python in pythons or (DEFAULT_PYTHON,)
+        for variant in recipe_variants(catalog, release, selection.get(python, ()), [python])
+    )
+
+
 def written_siblings(tree: RecipeTree) -> tuple[str, ...]:
     """The packages that `recipes write --with` wrote beside torch."""
     if not written_release(tree):

@@ -29,6 +29,14 @@ def names(root: Path) -> set[str]:
     return {path.stem for path in (root / ".flox" / "pkgs").glob("*.nix")}
 
 
+def test_a_tree_that_was_written_with_a_selection_stays_one(catalog: Catalog, tmp_path: Path) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0", "sm90-*")
+    (tmp_path / ".flox" / "pkgs" / f"{PREFIX}sm90-avx2.nix").unlink()
+    migration = plan_migration(catalog, tree_at(tmp_path))
+    assert [recipe.name for recipe in migration.of(MigrationStatus.CREATED)] == [f"{PREFIX}sm90-avx2"]
+    assert migration.total == 6
+
+
 def test_the_plan_of_the_seeds(catalog: Catalog, handmade: Path) -> None:
     migration = plan_migration(catalog, tree_at(handmade), prune=True, prune_unlisted=True)
     found = {

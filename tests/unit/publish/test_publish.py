@@ -345,7 +345,7 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
     git(repo, "push", "-q", "origin", "main")
     shown = run("publish", repo, "--flox", "my-org", "--variant", call.package, "-n")
     assert shown.returncode == 0, shown.stderr  # it needs no flox, but says so
-    assert shown.stdout.startswith("Would run flox publish -o my-org pytorch-python313-cpu-avx2 in ")
+    assert shown.stdout == f"Would run flox publish -o my-org pytorch-python313-cpu-avx2 in {repo.resolve()}.\n"
     assert "flox is not installed" in shown.stderr
     with pytest.raises(EnvironmentProblem, match="flox is not installed"):
         call.run()

@@ -7,14 +7,13 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.nix.nixlibrary import library_files
 from torchtailor.nix.recipe import SIBLINGS, TORCH, Recipe
 from torchtailor.nix.render import rerender, sibling_name
 from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, tree_rule
 from torchtailor.nix.tree import FileOrigin, origin, read_document
 from torchtailor.nix.wheels import TOOL
-from torchtailor.nix.write import recipe_variants, written_selection, written_siblings
+from torchtailor.nix.write import tree_variants, written_selection, written_siblings
 
 _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
 
@@ -40,13 +39,7 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     if not context.identified.certain or context.from_wheels:  # an index may lack the wheels of a variant
         return
     selection = written_selection(context.tree)
-    wanted = [
-        variant
-        for python in context.pythons or (DEFAULT_PYTHON,)
-        for variant in recipe_variants(
-            context.catalog, context.release.recipe_name, (selection or {}).get(python, ()), [python]
-        )
-    ]
+    wanted = tree_variants(context.catalog, context.release.recipe_name, context.tree, context.pythons)
     missing = [variant for variant in wanted if variant.name not in context.names]
     for package in written_siblings(context.tree):
         for name in (sibling_name(package, variant) for variant in wanted):
