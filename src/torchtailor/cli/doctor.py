@@ -64,29 +64,33 @@ def _last_log() -> Path:
 def _print(report: DoctorReport) -> None:
     from rich.text import Text
 
-    from torchtailor.cli.ui import out
+    from torchtailor.cli.ui import hanging, out
 
     console = out()
+
+    def say(head: str, style: str, text: str) -> None:
+        console.print(hanging(Text.assemble((f"{head:9}", style), text), 9))
+
     if report.machine:
-        console.print(Text.assemble(("machine  ", "bold"), report.machine))
-        console.print(Text.assemble(("torch    ", "bold"), report.torch))
+        say("machine", "bold", report.machine)
+        say("torch", "bold", report.torch)
         console.print()
     for number, problem in enumerate(report.problems):
         if number:
             console.print()
-        console.print(Text.assemble(("problem  ", "bold red"), problem.cause))
+        say("problem", "bold red", problem.cause)
         if problem.seen:
             console.print(Text(f"         It explains: {problem.seen}", style="dim"))
         for place, fix in enumerate(problem.fixes):
-            console.print(Text.assemble(("fix      " if not place else "or       ", "bold"), fix.text))
+            say("or" if place else "fix", "bold", fix.text)
             for row in (fix.toml or "").splitlines():
                 console.print(Text(f"           {row}", style="cyan"), soft_wrap=True)
             if fix.command:
                 console.print(Text(f"           {fix.command}", style="bold green"), soft_wrap=True)
     for line in report.healthy:
-        console.print(Text.assemble(("ok       ", "bold green"), line))
+        say("ok", "bold green", line)
     for line in report.unexplained:
-        console.print(Text.assemble(("unknown  ", "bold yellow"), f"This message is not known: {line}"))
+        say("unknown", "bold yellow", f"This message is not known: {line}")
     if report.log is not None and not report.log.clean:
         _print_log(report.log)
 

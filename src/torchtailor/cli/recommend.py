@@ -14,7 +14,6 @@ from torchtailor.cli import _options
 from torchtailor.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
     from torchtailor.advise.recommendation.result import Alternative, Pick, Recommendation
@@ -59,7 +58,7 @@ def command(
     from torchtailor.advise.recommendation import recommend
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._age import say_if_old
-    from torchtailor.cli.ui import out, print_json
+    from torchtailor.cli.ui import hanging, out, print_json
     from torchtailor.core.pythons import python_of_environment, running_python
     from torchtailor.trees.artifact.sites import active_environment
 
@@ -92,21 +91,9 @@ def command(
         print_json("recommend", answer)
     else:
         for line in _lines(answer, catalog, explain=explain):
-            out().print(_indented(line) if out().is_terminal else line, soft_wrap=line.no_wrap)
+            head = len(_POINT) if line.plain.startswith(_POINT) else 0
+            out().print(hanging(line, head), soft_wrap=line.no_wrap)
     return ExitCode.OK if answer.best else ExitCode.NO_MATCH
-
-
-def _indented(line: Text) -> Text | Table:
-    """A point of a list whose further lines on the terminal stand below its first word."""
-    from rich.table import Table
-
-    if not line.plain.startswith(_POINT):
-        return line
-    drawn = Table.grid()
-    drawn.add_column(no_wrap=True)
-    drawn.add_column(overflow="fold")
-    drawn.add_row(_POINT, line[len(_POINT) :])
-    return drawn
 
 
 def _lines(answer: Recommendation, catalog: Catalog, *, explain: bool) -> Iterator[Text]:

@@ -4,6 +4,7 @@ from torchtailor.cli.ui.bar import ProgressBar
 from torchtailor.cli.ui.console import (
     apart,
     err,
+    hanging,
     json_lines,
     out,
     print_event,
@@ -19,6 +20,7 @@ __all__ = [
     "ProgressBar",
     "apart",
     "err",
+    "hanging",
     "human_bytes",
     "human_seconds",
     "json_lines",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.progress import Progress
     from rich.table import Table
+    from rich.text import Text
 
 Item = TypeVar("Item")
 
@@ -94,6 +95,19 @@ def print_text(text: str) -> None:
     from torchtailor.core.format import printable
 
     sys.stdout.write(printable(text))
+
+
+def hanging(line: Text, head: int) -> Text | Table:
+    """A line whose further lines on a terminal stand below the column where its text begins."""
+    from rich.table import Table
+
+    if not (head and out().is_terminal):
+        return line
+    drawn = Table.grid()
+    drawn.add_column(no_wrap=True)
+    drawn.add_column(overflow="fold")
+    drawn.add_row(line[:head], line[head:])
+    return drawn
 
 
 def table(
