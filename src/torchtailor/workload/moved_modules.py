@@ -138,9 +138,8 @@ class MovedModules:
                 return spec
         raise ModuleNotFoundError(
             f"No module named {name!r}: it was not imported when the program was recorded, and {pack}, which has it, "
-            f"is neither in {self._folder} nor where TORCHTAILOR_PACK says (`torchtailor packs pull` brings packs)",
-            name=name,
-        )
+            f"is neither in {self._folder} nor where TORCHTAILOR_PACK says (`torchtailor packs pull` brings packs)"
+        )  # without its name: `from package import module` would say another thing
 
     def _look(self) -> None:
         """Open the packs that are there, and were not before."""

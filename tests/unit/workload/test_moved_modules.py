@@ -116,6 +116,10 @@ def test_a_pack_may_lie_elsewhere_and_a_damaged_one_is_named(site: Path, tmp_pat
     content = pack.read_bytes()
     pack.unlink()
     assert "No module named 'single'" in run(site, "import single").stderr
+    for program in ("import demo.cold", "from demo import cold"):
+        assert f"No module named 'demo.cold': it was not imported when the program was recorded, and {pack.name}" in (
+            run(site, program).stderr
+        )
     other = tmp_path / "packs"
     other.mkdir()
     (other / pack.name).write_bytes(content)
