@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,20 @@ def test_without_shared_semaphores_the_work_is_done_in_this_process(monkeypatch:
     monkeypatch.setattr(multiprocessing.context.BaseContext, "Semaphore", refuse)
     done = run_all(process_of, [Job(1), Job(2)], processes=2, worth=0)
     assert {process for _, (_, process) in done} == {os.getpid()}
+
+
+@pytest.mark.parametrize(("sizes", "started"), [([100] + [1] * 20, 8), ([1] * 12, 12), ([5, 5, 1], 3)])
+def test_no_more_processes_than_can_end_sooner(sizes: list[int], started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest job is waited for in any case."""
+    pools: list[int] = []
+
+    class Pool(processes.ProcessPoolExecutor):
+        def __init__(self, workers: int, *arguments: Any, **more: Any) -> None:
+            pools.append(workers)
+            super().__init__(workers, *arguments, **more)
+
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", Pool)
+    jobs = [Job(number, size) for number, size in enumerate(sizes)]
+    done = run_all(process_of, jobs, processes=32, worth=0)
+    assert sorted(job.number for job, _ in done) == list(range(len(sizes)))
+    assert pools == [started]
