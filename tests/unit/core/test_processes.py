@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,11 @@ def test_no_more_processes_than_can_end_sooner(sizes: list[int], started: int, m
     """The largest job is waited for in any case."""
     pools: list[int] = []
 
-    class Pool(processes.ProcessPoolExecutor):
-        def __init__(self, workers: int, *arguments: Any, **more: Any) -> None:
-            pools.append(workers)
-            super().__init__(workers, *arguments, **more)
+    def pool(workers: int, *arguments: Any, **more: Any) -> ProcessPoolExecutor:
+        pools.append(workers)
+        return ProcessPoolExecutor(workers, *arguments, **more)
 
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", pool)
     jobs = [Job(number, size) for number, size in enumerate(sizes)]
     done = run_all(process_of, jobs, processes=32, worth=0)
     assert sorted(job.number for job, _ in done) == list(range(len(sizes)))
