@@ -80,6 +80,10 @@ class Catalog:
             capability = Capability.parse(_SUFFIXED.sub("", text))
         except ValueError:
             return find_product(text, self.gpus)
+        suffix = _SUFFIXED.search(text)
+        gpu = self.gpus.get(capability)
+        if gpu and suffix and not (gpu.arch_specific if suffix[0].strip() == "a" else gpu.family_members):
+            return find_product(text, self.gpus)  # there is no sm_80a
         if capability not in self.gpus:
             with suppress(NoMatchError):
                 return find_product(text, self.gpus)  # 980 is a GeForce
