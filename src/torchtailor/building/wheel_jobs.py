@@ -248,7 +248,7 @@ def useless(filename: str, gpu: str) -> ImpossibleError:
     """The error of a wheel that has no code for a GPU."""
     return ImpossibleError(
         f"{filename} holds GPU code, and none of it runs on {gpu}.",
-        "Choose another release, or build it with --via source.",
+        "Choose another release, or build it with `torchtailor build ... --via source`.",
     )
 
 

@@ -47,12 +47,15 @@ class GroupedGroup(TyperGroup):
 def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
     groups: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _REST: []}
     last: list[tuple[str, str]] = []
+    methods = any("--via" in parameter.opts for parameter in command.get_params(ctx))
     for parameter in command.get_params(ctx):
         if (word := _value_word(parameter)) is not None:
             parameter.metavar = word
         if (row := parameter.get_help_record(ctx)) is None:
             continue
         title = _title(parameter)
+        if not methods:  # a title names the method where there is a choice
+            title = title.partition(" (--via ")[0]
         rows = last if title == _OUTPUT else groups.setdefault(title, [])
         rows.append((_name(row[0], argument=title == _ARGUMENTS), row[1]))
     groups[_OUTPUT] = last

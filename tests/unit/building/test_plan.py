@@ -98,7 +98,8 @@ def test_other_platform_and_cpu(workshop: Workshop) -> None:
 def test_what_only_other_methods_give(workshop: Workshop) -> None:
     (plan,) = workshop.plan("sm89-avx512").plans
     assert "sm_86, which runs on SM89" in plan.gives
-    assert plan.other_methods[0].startswith("Code compiled for SM89 itself: --via source")
+    build = f"`torchtailor build {plan.variant.unique_name} --via source`"
+    assert plan.other_methods[0].startswith(f"Optional: code compiled for SM89 itself, with {build}")
 
 
 def test_variants_of_one_release_share_inputs(workshop: Workshop) -> None:

@@ -68,6 +68,14 @@ def test_the_options_of_build_are_in_groups(capsys: pytest.CaptureFixture[str]) 
     assert "--via wheel|source|nix" in text
 
 
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_a_title_names_the_methods_only_where_they_can_be_chosen(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = help_of(capsys, *words)
+    assert ("--via" in text) == bool(re.search(r"^  --via ", text, re.MULTILINE))
+
+
 def test_no_message_names_a_file_that_is_not_installed() -> None:
     """Only docstrings and comments, which developers read, name files of `docs`."""
     named = []

@@ -45,6 +45,7 @@ SITUATIONS = (
     "build sm90-nothing",
     "install",
     "install sm90-avx2",
+    "install sm89-avx512 --dry-run",
     "tailor",
     "tailor missing.whl --gpu 9.0",
     "tailor --env .venv",

@@ -254,8 +254,7 @@ class WheelPlan:
             variant = item.variant
             release = f"PyTorch {variant.release.version} ({item.label}), Python {variant.python}, {variant.arch}"
             yield Line(f"{item.name}: {release}")
-            others = (f"Needs another build method: {text}" for text in item.other_methods)
-            for text in (*item.notes, item.gives, *others):
+            for text in (*item.notes, item.gives, *item.other_methods):
                 yield Line(f"  {text}")
         rows = [
             (
@@ -431,12 +430,15 @@ class Planner:
         others = [method for method in (SOURCE, NIX) if coverage(self._catalog, variant, method).available]
         if not others:
             return
-        methods = " or ".join(f"--via {method}" for method in others)
+        methods = " or ".join(f"`torchtailor build {variant.unique_name} --via {method}`" for method in others)
         if variant.gpu is not None and fit is not Fit.NATIVE:
-            yield f"Code compiled for {variant.gpu.sm.upper()} itself: {methods}."
+            yield f"Optional: code compiled for {variant.gpu.sm.upper()} itself, with {methods}."
         flags = " ".join(variant.isa.compile_flags)
         if flags:
-            yield f"Host code compiled for {variant.isa.label} ({flags}): {methods}; wheels choose at run time."
+            yield (
+                f"Optional: host code compiled for {variant.isa.label} alone ({flags}), with {methods}; wheels choose "
+                "at run time."
+            )
 
     def _cost(self, plans: Sequence[VariantPlan], out: Path) -> WheelCost:
         wheels = {wheel.file.url: wheel for plan in plans for wheel in plan.wheels}

@@ -153,10 +153,11 @@ class Matrix:
 
     def _not_by(self, via: str | None, name: str, newest: Variant) -> NoMatchError:
         assert via is not None  # every variant has some build method
-        others = " or ".join(available_methods(self.catalog, newest))
+        others = available_methods(self.catalog, newest) or ("source",)
+        builds = " or ".join(f"`torchtailor build {name} --via {method}`" for method in others)
         return NoMatchError(
             f"No release offers {name} {self.catalog.method(via).phrase}: {coverage(self.catalog, newest, via).text}",
-            f"Try --via {others or 'source'}, or `torchtailor matrix --why {name}`.",
+            f"Try {builds}, or `torchtailor matrix --why {name}`.",
         )
 
     def _no_variant(self, name: str, parsed: ParsedName, release: str | None, python: str) -> NoMatchError:
