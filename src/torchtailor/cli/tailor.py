@@ -65,12 +65,19 @@ def command(
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
         print_json("tailor", report.document)
-    elif not all(result.foreign for result in report.results):
+    elif not _told_by_error(report):
         _print(report)
     for failure in report.failures[1:]:
         err().print(f"error: {failure.error.message}", markup=False)
     if report.error:
         raise report.error
+
+
+def _told_by_error(report: TailorReport) -> bool:
+    """Whether the error says all: nothing of another input, and nothing was cut, although it was read."""
+    results = report.results
+    alone = len(results) == 1 and not report.failures and results[0].useless_for_target and not results[0].differs
+    return alone or all(result.foreign for result in results)
 
 
 def _print_drop_rules(*, json: bool) -> None:

@@ -99,6 +99,7 @@ class LibraryResult:
     only_ptx: tuple[str, ...] = ()  # the targets that have no machine code in it and use its PTX
     path: str = ""  # in the wheel, folder or environment it was found in
     reason: str = ""  # why its code was not looked at
+    cut_before: bool = False  # an earlier run made what this one would
     foreign: str = ""  # the platform of another maker that its GPU code is for, which is never cut
 
     @classmethod

@@ -41,10 +41,9 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     options = options.with_default_strip()
     progress = progress or Progress()
     if options.dry_run:
-        _check_earlier(site, changes_in_force(site), options)
-        plan = EnvironmentPlan.of(site, options)
-        jobs, skipped = place_jobs(plan, site / STATE_FOLDER, options)
-        _refuse_foreign(site, jobs, options)
+        chains = changes_in_force(site)
+        plan, jobs, skipped = _planned(site, site / STATE_FOLDER, chains, options)
+        stripped.note_earlier(chains)
         progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
@@ -52,13 +51,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
-        _check_earlier(site, chains, options)
-        plan = EnvironmentPlan.of(site, options)
-        jobs, skipped = place_jobs(plan, journal.folder, options)
-        _refuse_foreign(site, jobs, options)
-        already = {job.name: job.size for job in jobs if _is_cut(chains.get(job.name, ()), options.document)}
-        jobs = [job for job in jobs if job.name not in already]
-        skipped += [LibraryResult.not_read(LibraryStatus.UNCHANGED, *named, _ALREADY_CUT) for named in already.items()]
+        plan, jobs, skipped = _planned(site, journal.folder, chains, options)
         to_drop = sum(file.size for file in plan.dropped.values())
         progress.begin(str(site), sum(job.size for job in jobs) + to_drop)
         stripped.note_earlier(chains)
@@ -78,6 +71,21 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         changes.settle()
         removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
     return replace(outcome, removed_size=removed)
+
+
+def _planned(
+    site: Path, folder: Path, chains: Chains, options: Cut
+) -> tuple[EnvironmentPlan, list[PlaceJob], list[LibraryResult]]:
+    """What is to be cut, and the libraries that are not read: of some an earlier run made what this one would."""
+    _check_earlier(site, chains, options)
+    plan = EnvironmentPlan.of(site, options)
+    jobs, skipped = place_jobs(plan, folder, options)
+    already = {job.name: job.size for job in jobs if _is_cut(chains.get(job.name, ()), options.document)}
+    if not already:
+        _refuse_foreign(site, jobs, options)
+    done = [LibraryResult.not_read(LibraryStatus.UNCHANGED, *named, _ALREADY_CUT) for named in already.items()]
+    skipped += [replace(one, cut_before=True) for one in done]
+    return plan, [job for job in jobs if job.name not in already], skipped
 
 
 def _refuse_foreign(site: Path, jobs: Sequence[PlaceJob], options: Cut) -> None:

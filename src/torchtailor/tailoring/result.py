@@ -102,7 +102,7 @@ class TailorResult:
     @property
     def foreign(self) -> tuple[str, ...]:
         """The platforms of other makers, where all of its GPU code is for these."""
-        if any(library.has_gpu_code for library in self.libraries):
+        if any(library.has_gpu_code or library.cut_before for library in self.libraries):
             return ()
         return tuple(dict.fromkeys(library.foreign for library in self.libraries if library.foreign))
 
@@ -112,6 +112,8 @@ class TailorResult:
         with_code = [library for library in self.libraries if library.has_gpu_code]
         if self.foreign:
             return True
+        if any(library.cut_before for library in self.libraries):
+            return False
         if any(library.moved_digest for library in with_code):
             return not any(library.packed for library in with_code)
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)

@@ -80,6 +80,25 @@ def test_a_second_run_has_nothing_to_do(site: Path) -> None:
     assert tree(site) == before
 
 
+@pytest.mark.parametrize("other", [Place(".hip_fatbin", b"__CLANG_OFFLOAD_BUNDLE__"), None])
+def test_a_second_run_and_its_dry_run_say_that_it_is_already_cut(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: Place | None
+) -> None:
+    """Also beside what a cut never changes: libraries for ROCm, and one that has nothing for the target."""
+    data = elf(other) if other else elf(Place(".nv_fatbin", container(Entry(b"x" * 5000, sm=70))))
+    install(build_wheel(tmp_path, {"other/lib.so": data}, name="other"), site)
+    command = ["tailor", "--env", str(site.parents[2]), "--gpu", "9.0"]
+    assert main(command) == 0
+    before = tree(site)
+    capsys.readouterr()
+    for more in ([], ["--dry-run"]):
+        assert main([*command, *more]) == 0
+        said = capsys.readouterr()
+        assert "2 libraries: it was already cut for this target" in " ".join(said.out.split())
+        assert "error" not in said.err
+    assert tree(site) == before
+
+
 def test_a_package_that_is_cut_loses_its_symbol_tables_and_no_other_does(site: Path, tmp_path: Path) -> None:
     """The order of the libraries does not matter: `aaa.so` is done long before GPU code of its package is cut."""
     symbols = library(Recipe(symtab=True))
