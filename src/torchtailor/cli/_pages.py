@@ -12,6 +12,20 @@ from pathlib import Path
 from torchtailor.core.errors import EnvironmentProblem, NoMatchError
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([a-z0-9-]+)\.md(?:#[^)]*)?\)")
+# The page that covers a command without one of its own.
+_COVERED_BY = {
+    "matrix": "variants",
+    "diff": "sizes",
+    "restore": "tailor",
+    "record": "workload",
+    "trace": "workload",
+    "packs": "image",
+    "run": "workload",
+    "install": "build",
+    "history": "build",
+    "cache": "build",
+    "help": "commands",
+}
 _MARKER = re.compile(r"<!-- /?generated[^>]*-->\n?")
 
 
@@ -45,9 +59,10 @@ def pages() -> tuple[Page, ...]:
 
 
 def find_page(topic: str) -> Page:
-    """The page of a topic, in any case, with or without `.md`."""
+    """The page of a topic or of a command, in any case, with or without `.md`."""
     known = {page.topic: page for page in pages()}
     name = topic.lower().removesuffix(".md").removeprefix("docs/")
+    name = _COVERED_BY.get(name, name)
     if name not in known:
         near = get_close_matches(name, known, n=1)
         hint = f"Did you mean `torchtailor help {near[0]}`?" if near else "`torchtailor help` lists the pages."

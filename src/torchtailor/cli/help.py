@@ -9,12 +9,13 @@ import typer
 
 def command(
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="A page, such as licences; none: the list.")
+        str | None, typer.Argument(metavar="TOPIC", help="A page, such as licences, or a command; none: the list.")
     ] = None,
 ) -> None:
     """Show a page of the documentation, or the list of pages."""
+    from torchtailor.cli import COMMANDS
     from torchtailor.cli._pages import Page, find_page, pages
-    from torchtailor.cli.ui import out, table
+    from torchtailor.cli.ui import err, out, table
 
     if topic is None:
         rows = [(page.topic, page.title) for page in pages()]
@@ -30,3 +31,6 @@ def command(
         out().print(Markdown(page.for_terminal()))
     else:
         typer.echo(page.text, nl=False)
+    if topic in COMMANDS and topic != page.topic:
+        options = f"`torchtailor {topic} --help`"
+        err().print(f"{topic} has no page of its own; {options} lists its options.", markup=False)

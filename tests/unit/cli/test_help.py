@@ -120,6 +120,14 @@ def test_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torchtailor help licences" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_a_topic_whose_page_covers_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", name]) == ExitCode.OK
+    shown, said = capsys.readouterr()
+    assert f"torchtailor {name}" in shown
+    assert (f"`torchtailor {name} --help`" in said) == (find_page(name).topic != name)
+
+
 def test_a_link_on_a_terminal_is_the_command_that_follows_it() -> None:
     page = Page(
         "x", "# X\n\nSee [licences.md](licences.md#a), [the proof](elf-surgery.md) and [a site](https://a.b).\n"
