@@ -57,6 +57,16 @@ def test_recommend_from_a_file(described: Path, capsys: pytest.CaptureFixture[st
     assert "Rejected:" in shown and "Other variants that run:" in shown and "Add --why" not in shown
 
 
+def test_where_nothing_runs_it_says_what_the_gpu_needs_and_how_to_use_the_cpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--gpu", "RTX 5090", "--driver", "535.104.05", "--cpu", "zen4"]
+    assert main(["recommend", *words]) == ExitCode.NO_MATCH
+    shown = capsys.readouterr().out
+    assert "Note: Driver 535.104.05 is too old for SM120, which needs 570.26 or newer." in shown
+    assert "`torchtailor install pytorch215-python313-cpu-avx512 --into .venv`" in shown
+
+
 def test_recommend_from_standard_input(
     described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from torchtailor.advise.host.model import Cpu, GpuDevice, Host, Tegra
 from torchtailor.advise.host.system import system_notes
 from torchtailor.advise.host.tegra import describe_tegra, tegra_table
 from torchtailor.advise.recommendation.candidates import Candidate, best_candidate
-from torchtailor.advise.recommendation.explain import pick
+from torchtailor.advise.recommendation.explain import command, pick
 from torchtailor.advise.recommendation.request import Situation, Workload
 from torchtailor.advise.recommendation.result import Alternative, Pick
 from torchtailor.catalog.cpus import Isa
@@ -116,9 +116,10 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
     if not host.system.linux:
         return tuple(Alternative("system", note.text) for note in system_notes(host.system))
     if cpu is not None:
+        named = replace(situation.request, here=False)  # without a name, it would be for the GPU
         text = (
             f"Use the CPU for now: {cpu.variant.unique_name} runs on this machine, for development and tests, at a "
-            "fraction of the speed."
+            f"fraction of the speed: `{command(cpu, named)}`."
         )
         found.append(Alternative("cpu", text, cpu.variant.unique_name))
     found += _by_jetpack(situation) if _unknown_jetpack(situation) else _own_rows(situation)

@@ -20,6 +20,7 @@ class DriverVerdict:
     known: bool = True  # False where the driver is unknown and assumed to be new enough
     needs: Dotted | None = None  # the oldest driver that runs it
     full: Dotted | None = None  # the oldest driver that runs it without limits
+    before_gpu: bool = False  # whether the driver does not know the GPU yet, whatever the build
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     if gpu is not None and first is not None and driver < first:
         who = gpu.sm.upper() if first == gpu.first_driver else device.name
         text = f"Driver {driver} is too old for {who}, which needs {first} or newer."
-        return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full)
+        return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full, before_gpu=True)
     fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)
     added = _added_cuda(catalog, host)
     if fit is DriverFit.TOO_OLD and added is not None and added.major >= toolkit.version.major:

@@ -30,6 +30,7 @@ from torchtailor.advise.recommendation.request import Request, Situation, Worklo
 from torchtailor.advise.recommendation.result import Pick, Recommendation
 from torchtailor.advise.recommendation.upgrades import upgrades
 from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.releases import Build
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import Matrix, matrix_of
 
@@ -98,6 +99,9 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         judgements = tuple(judge_all(situation))
         candidates = ranked(judgements, situation.isas)
     best = candidates[0] if candidates else None
+    if best is None:
+        verdicts = (situation.driver(one, build) for one in situation.devices for build in _cuda_builds(situation))
+        notes += dict.fromkeys(verdict.text for verdict in verdicts if verdict.before_gpu)
     cpu = best_candidate(situation.on(()))
     return Recommendation(
         machine=machine_line(host),
@@ -114,6 +118,11 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         command=command(best, request) if best else None,
         stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
     )
+
+
+def _cuda_builds(situation: Situation) -> Iterator[Build]:
+    """All builds with CUDA, the newest release's first."""
+    return (build for release in situation.releases for build in release.cuda_builds)
 
 
 def _kinds(situation: Situation) -> tuple[tuple[GpuDevice, ...], ...]:
@@ -167,7 +176,7 @@ def _left_out(
         alone = situation.on(kind)
         found = rejected(alone, tuple(judge_all(alone)), None)
         reasons = [one.reason for one in found if one.what.startswith("PyTorch")]
-        verdicts = [situation.driver(kind[0], build) for release in situation.releases for build in release.cuda_builds]
+        verdicts = [situation.driver(kind[0], build) for build in _cuda_builds(situation)]
         dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
         python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
         yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
