@@ -68,8 +68,8 @@ def _print(report: DoctorReport) -> None:
 
     console = out()
 
-    def say(head: str, style: str, text: str) -> None:
-        console.print(hanging(Text.assemble((f"{head:9}", style), text), 9))
+    def say(head: str, style: str, text: str, of_text: str = "") -> None:
+        console.print(hanging(Text.assemble((f"{head:9}", style), (text, of_text)), 9))
 
     if report.machine:
         say("machine", "bold", report.machine)
@@ -80,7 +80,7 @@ def _print(report: DoctorReport) -> None:
             console.print()
         say("problem", "bold red", problem.cause)
         if problem.seen:
-            console.print(Text(f"         It explains: {problem.seen}", style="dim"))
+            say("", "", f"It explains: {problem.seen}", "dim")
         for place, fix in enumerate(problem.fixes):
             say("or" if place else "fix", "bold", fix.text)
             for row in (fix.toml or "").splitlines():
@@ -91,6 +91,8 @@ def _print(report: DoctorReport) -> None:
         say("ok", "bold green", line)
     for line in report.unexplained:
         say("unknown", "bold yellow", f"This message is not known: {line}")
+    if report.unexplained and not report.problems:
+        say("next", "bold", "Give the whole message, or the path of a log that holds it; without one, torch is tried.")
     if report.log is not None and not report.log.clean:
         _print_log(report.log)
 

@@ -211,6 +211,46 @@ def test_a_message_about_another_machine() -> None:
     assert "NVIDIA GB10 (12.1)" in report.problems[0].cause
 
 
+NO_IMAGE = "CUDA error: no kernel image is available for execution on the device"
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)"
+RTX_5090 = (
+    "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation."
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "message", "asked"),
+    [
+        ("zen4", RTX_5090, "recommend --gpu 'NVIDIA GeForce RTX 5090'`"),
+        ("zen4", RTX_5090.replace("RTX 5090", "unheard of"), "recommend --gpu 12.0`"),
+        ("rtx-5090", RTX_5090, "recommend`"),
+        ("zen4", NO_IMAGE, "recommend --gpu NAME`"),
+        ("h200-driver-580", NO_IMAGE, "recommend`"),
+        ("zen4", OLD_DRIVER, "recommend --gpu NAME --driver VERSION`"),
+    ],
+)
+def test_the_next_step_is_about_the_machine_of_the_message(machine: str, message: str, asked: str) -> None:
+    (problem, *_) = examined(machine, None, message, here=True).problems
+    assert f"`torchtailor {asked}" in problem.fixes[0].text
+
+
+def test_what_another_machine_needs_is_installed_by_its_name() -> None:
+    """Without a name, `install` takes what this machine runs."""
+    (problem, *_) = examined("zen4", OLD, RTX_5090, here=True).problems
+    assert re.match(r"torchtailor install \S+-sm120-\S+ --into", problem.fixes[0].command or "")
+
+
+def test_the_driver_of_a_message_is_told_by_its_cuda() -> None:
+    (problem, *_) = examined("zen4", None, OLD_DRIVER).problems
+    assert "made for CUDA 11.4" in problem.cause
+
+
+def test_a_cut_torch_is_named_where_there_is_no_gpu() -> None:
+    (problem, *_) = examined("zen4", FOR_80, NO_IMAGE, cut_for=("8.0",)).problems
+    assert "was cut by torchtailor for 8.0" in problem.cause
+    assert problem.fixes[0].command == "torchtailor restore --env /venv"
+
+
 def test_ptx_from_a_newer_toolkit() -> None:
     """Only PTX fits, and the driver runs its CUDA by minor-version compatibility alone, which excludes PTX."""
     only_ptx = torch("2.10.0+cu128", "12.8", ("sm_80", "compute_80"))
@@ -374,6 +414,13 @@ def test_on_this_machine_install_finds_what_the_indexes_have() -> None:
     host = machines.host("h100-driver-580")
     (fix, *_) = examine(TorchEnvironment(host, None, here=True), machines.catalog()).problems[0].fixes
     assert fix.command == "torchtailor install --into .venv"
+
+
+def test_an_unknown_message_has_a_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described = tmp_path / "host.json"
+    described.write_bytes(msgspec.json.encode(machines.host("zen4")))
+    assert main(["doctor", "--from", str(described), "banana"]) == ExitCode.NO_MATCH
+    assert "Give the whole message, or the path of a log" in capsys.readouterr().out
 
 
 def test_rows_to_add_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import re
+import shlex
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -65,9 +66,11 @@ def described_environment(
     from torchtailor.advise.host.store import load
 
     host = load(description)
+    given_as = f" --from {shlex.quote(str(description))}"
     if place is not None:
-        return _examined(host, catalog, place, seen, run=False)
-    return TorchEnvironment(host, host.torches[0] if host.torches else None, seen=seen)
+        return replace(_examined(host, catalog, place, seen, run=False), given_as=given_as)
+    torch = host.torches[0] if host.torches else None
+    return TorchEnvironment(host, torch, seen=seen, given_as=given_as)
 
 
 def local_environment(catalog: Catalog, place: Path | None, seen: Diagnosis | None, *, run: bool) -> TorchEnvironment:

@@ -6,6 +6,7 @@ of the facts matter, and what the facts alone do not show.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,7 @@ class TorchEnvironment:
     asked_of: str = ""  # the library that should have a symbol which a message misses
     damage: str = ""  # what of torch's files cannot be read, as a sentence
     here: bool = False  # on this machine, where `install` itself finds what fits and can be had
+    given_as: str = ""  # the options that tell `recommend` of this machine, where it is another one
 
     @property
     def codes(self) -> tuple[CodeTarget, ...]:
@@ -93,14 +95,15 @@ class DoctorReport:
 def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     """All problems that the facts and the message show."""
     symptoms = read_symptoms(environment.seen)
-    environment = _of_message(environment, symptoms)
-    problems = list(_Examination(environment, catalog, symptoms).problems())
+    environment = _of_message(environment, symptoms, catalog)
+    examination = _Examination(environment, catalog, symptoms)
+    problems = list(examination.problems())
     seen = {symptom.kind: symptom.text for symptom in symptoms}
     problems = [replace(problem, seen=_seen(problem.kind, seen)) for problem in problems]
     explained = {kind for problem in problems for kind in (problem.kind, *_ALSO_EXPLAINS.get(problem.kind, ()))}
     if environment.torch is not None and environment.torch.cuda is not None and not problems:
         explained.add(ProblemKind.NOT_LISTED)  # a warning, where the GPU has code to run
-    problems += [_by_message(symptom, environment) for symptom in symptoms if symptom.kind not in explained]
+    problems += [examination.by_message(symptom) for symptom in symptoms if symptom.kind not in explained]
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
     left = []
     if environment.seen is not None and not symptoms:
@@ -139,6 +142,7 @@ class _Examination:
             environment.place,
             environment.interpreter,
             here=environment.here,
+            given_as=environment.given_as,
         )
 
     def problems(self) -> Iterator[Problem]:
@@ -309,6 +313,24 @@ class _Examination:
             )
         yield Problem(ProblemKind.NO_CODE, cause, self._fixes.extension(device))
 
+    def by_message(self, symptom: Symptom) -> Problem:
+        """What a known message means where the facts do not show it: it was seen somewhere else, or at another time."""
+        torch, cause, fixes = self._environment.torch, symptom.cause, []
+        if symptom.driver_cuda:
+            cause += f" That of the message was made for CUDA {symptom.driver_cuda}."
+        if torch is None:
+            cause += " There is no torch here, so it was seen in another environment."
+        elif torch.cuda is None and symptom.kind in _OF_THE_GPU:
+            cause += f" Torch {torch.version} here is built without CUDA, so it was seen in another environment."
+        elif self._environment.cut_for and symptom.kind in (ProblemKind.NO_CODE, ProblemKind.NOT_LISTED):
+            cause += f" Torch {torch.version} here was cut by torchtailor for {', '.join(self._environment.cut_for)}."
+            fixes.append(self._fixes.restore())
+        given_as = self._environment.given_as
+        if not given_as and not self._host.gpus and symptom.kind in _OF_THE_GPU:  # of a machine that is not known
+            given_as = " --gpu NAME --driver VERSION" if symptom.kind == ProblemKind.DRIVER else " --gpu NAME"
+        fixes.append(Fix(symptom.fix.replace("`torchtailor recommend`", f"`torchtailor recommend{given_as}`")))
+        return Problem(symptom.kind, cause, tuple(fixes), symptom.text)
+
 
 def _best(catalog: Catalog, environment: TorchEnvironment, device: Capability) -> tuple[CodeTarget | None, Fit]:
     """The code that most kernels come from, and how it runs: `a` and `f` code is for a few kernels only."""
@@ -331,13 +353,19 @@ def _unified(catalog: Catalog, environment: TorchEnvironment, device: Capability
         return False
 
 
-def _of_message(environment: TorchEnvironment, symptoms: Sequence[Symptom]) -> TorchEnvironment:
+def _of_message(environment: TorchEnvironment, symptoms: Sequence[Symptom], catalog: Catalog) -> TorchEnvironment:
     """The environment with the GPU that a message names: one that this machine does not have is another machine's."""
     named = next((symptom for symptom in symptoms if symptom.capability), None)
     if named is None or any(gpu.compute == named.capability for gpu in environment.host.gpus):
         return environment
     device = GpuDevice(index=0, name=named.gpu or "The GPU of the message", capability=str(named.capability))
-    return replace(environment, host=msgspec.structs.replace(environment.host, gpus=(device,)))
+    try:
+        named_so = catalog.find_gpu(device.name).gpu.capability == device.compute
+    except NoMatchError:
+        named_so = False
+    given_as = f" --gpu {shlex.quote(device.name if named_so else str(device.compute))}"
+    host = msgspec.structs.replace(environment.host, gpus=(device,))
+    return replace(environment, host=host, here=False, given_as=given_as)
 
 
 def _named(device: GpuDevice) -> str:
@@ -362,17 +390,6 @@ def _torch(environment: TorchEnvironment) -> str:
 def _seen(kind: str, seen: Mapping[str, str]) -> str:
     """The message that a problem explains."""
     return next((seen[one] for one in (kind, *_ALSO_EXPLAINS.get(kind, ())) if one in seen), "")
-
-
-def _by_message(symptom: Symptom, environment: TorchEnvironment) -> Problem:
-    """What a known message means where the facts do not show it: it was seen somewhere else, or at another time."""
-    torch = environment.torch
-    cause = symptom.cause
-    if torch is None:
-        cause += " There is no torch here, so it was seen in another environment."
-    elif torch.cuda is None and symptom.kind in _OF_THE_GPU:
-        cause += f" Torch {torch.version} here is built without CUDA, so it was seen in another environment."
-    return Problem(symptom.kind, cause, (Fix(symptom.fix),), symptom.text)
 
 
 def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -> Iterator[str]:

@@ -62,6 +62,7 @@ class Fixes:
         interpreter: Interpreter | None = None,
         *,
         here: bool = False,
+        given_as: str = "",
     ) -> None:
         self._catalog = catalog
         self._host = host
@@ -69,6 +70,7 @@ class Fixes:
         self._environment = environment
         self._interpreter = interpreter or Interpreter()
         self._here = here
+        self._recommend = f"torchtailor recommend{given_as}"
         self._into = f" --into {shlex.quote(environment or NEW_ENVIRONMENT)}"
         self._env = f" --env {shlex.quote(environment)}" if environment else ""
 
@@ -76,7 +78,7 @@ class Fixes:
         """The variant that fits, or what would make one fit."""
         answer = self._recommended
         if answer is None:
-            return (Fix("List what fits this machine.", "torchtailor recommend"),)
+            return (Fix("List what fits this machine.", self._recommend),)
         fixes: list[Fix] = []
         if (best := answer.best) is not None:
             what = f"PyTorch {best.pytorch} ({best.build}) for {best.gpu or 'the CPU'}"
@@ -88,9 +90,7 @@ class Fixes:
                 fixes.append(Fix(f"Build {what}.", f"torchtailor build {best.variant} --via {best.method}"))
         fixes += [Fix(upgrade.text) for upgrade in answer.upgrades if best is None]
         fixes += [self._alternative(other) for other in answer.alternatives if best is None][:3]
-        return tuple(fixes) or (
-            Fix("List what fits this machine, and why the rest does not.", "torchtailor recommend"),
-        )
+        return tuple(fixes) or (Fix("List what fits this machine, and why the rest does not.", self._recommend),)
 
     def _alternative(self, other: Alternative) -> Fix:
         if other.toml is None:
@@ -157,7 +157,7 @@ class Fixes:
 
     def newer_system(self) -> tuple[Fix, ...]:
         container = Fix("Run it in a container with a newer system, such as Debian 12 or Ubuntu 24.04.")
-        return (container, Fix("Build it from source.", "torchtailor recommend --via source"))
+        return (container, Fix("Build it from source.", f"{self._recommend} --via source"))
 
     def restore(self) -> Fix:
         return Fix("Restore what was cut.", f"torchtailor restore{self._env}")
@@ -185,7 +185,8 @@ class Fixes:
         python = self._torch.python if self._torch else there or (running_python() if self._here else None)
         for wanted in dict.fromkeys((python, None)):
             try:
-                answer = recommend(_without_torches(self._host), python=wanted, catalog=self._catalog)
+                into = self._environment or NEW_ENVIRONMENT
+                answer = recommend(_without_torches(self._host), python=wanted, into=into, catalog=self._catalog)
             except (TorchtailorError, ValueError):
                 continue
             if answer.best is not None or wanted is None:
