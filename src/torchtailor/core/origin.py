@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 
@@ -62,6 +63,8 @@ def requirement(extra: str) -> str:
         return f"torchtailor[{extra}]"
     if (_CHECKOUT / "pyproject.toml").is_file():
         return f"{_CHECKOUT}[{extra}]"
+    if (place := _place()) and place.exists():
+        return f"{place}[{extra}]"
     return f"torchtailor[{extra}] @ {address() or SOMEWHERE}"
 
 
@@ -74,6 +77,12 @@ def pinned() -> str:
 def address() -> str:
     """`git+https://HOST/NAME@COMMIT`; empty where one of both is not known."""
     return f"git+{repository()}@{commit()}" if repository() and commit() else ""
+
+
+def _place() -> Path | None:
+    """The checkout, or the wheel, of this machine that was installed."""
+    scheme, _, path = _installed_from().url.partition("://")
+    return Path(unquote(path)) if scheme == "file" and path.startswith("/") else None
 
 
 @cache

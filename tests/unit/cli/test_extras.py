@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 
+LIBRARY = Path(__file__).parents[2] / "fixtures" / "hostcode" / "x86_64" / "startup_base.so"
+FAT = Path(__file__).parents[1] / "gpucode" / "fixtures" / "raw.so"
 # As in an environment without the `verify` extra: importing these fails.
 WITHOUT = "import sys\nfor name in ('numpy', 'capstone'): sys.modules[name] = None\n"
 
@@ -33,18 +37,39 @@ def test_only_verification_needs_its_extra() -> None:
     needing = set(found.stdout.split())
     assert {name.split(".")[0] for name in needing} == {"code", "fetch", "verification"}
     assert {name for name in needing if name.startswith(("code", "fetch"))} == {"code.hostcode", "fetch.upkeep.measure"}
-    assert not [name for name in needing if name.startswith(("verification.failures", "verification.inspection"))]
+    assert {name for name in needing if name.startswith("verification")} == {"verification.static.host_checks"}
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["verify", "x.whl"], ["verify", "x.whl", "--level", "static"], ["catalog", "update", "--measure", "--dry-run"]],
+    [["verify", str(LIBRARY), "--cpu", "avx2"], ["catalog", "update", "--measure", "--dry-run"]],
 )
 def test_without_the_extra_a_sentence_names_it(arguments: list[str]) -> None:
     result = python(f"from torchtailor.cli import main\nsys.exit(main({arguments!r}))")
     assert result.returncode == ExitCode.ENVIRONMENT
     assert "is not installed." in result.stderr
     assert "[verify]'`" in result.stderr and "pip install '" in result.stderr
+
+
+def test_what_needs_no_extra_is_verified_without() -> None:
+    result = python(f"from torchtailor.cli import main\nsys.exit(main(['verify', {str(LIBRARY)!r}]))")
+    assert (result.returncode, result.stderr) == (ExitCode.OK, "")
+    said = " ".join(result.stdout.split())
+    assert "n/a host code: Reading the host code of libraries needs the Python package capstone" in said
+    assert "[verify]'`" in said and " 0 failed" in said
+
+
+def test_a_cut_needs_no_extra_to_be_verified(tmp_path: Path) -> None:
+    """Its instructions are stock's, which its manifest says: there is nothing to read."""
+    cut = tmp_path / "cut"
+    stock = build_wheel(tmp_path, {"x/libx.so": FAT.read_bytes()}, name="x")
+    assert main(["tailor", str(stock), "--gpu", "9.0", "-o", f"{cut}/"]) == ExitCode.OK
+    (wheel,) = cut.iterdir()
+    result = python(f"from torchtailor.cli import main\nsys.exit(main(['verify', {str(wheel)!r}]))")
+    assert (result.returncode, result.stderr) == (ExitCode.OK, "")
+    said = " ".join(result.stdout.split())
+    assert "pass host code as stock: 1 library has the instructions of stock" in said
+    assert "capstone" not in said
 
 
 def test_a_source_build_asks_before_it_compiles() -> None:

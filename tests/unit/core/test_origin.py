@@ -75,6 +75,17 @@ def test_a_workflow_never_installs_a_name_that_is_not_ours() -> None:
     assert done.returncode == 0 and f"@{COMMIT}" in done.stdout
 
 
+def test_what_was_installed_from_a_checkout_is_installed_from_it_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "a b"
+    place.mkdir()
+    installed_so(monkeypatch, tmp_path, url=place.as_uri(), dir_info={})
+    assert origin.requirement("verify") == f"{place}[verify]"
+    place.rmdir()
+    assert origin.requirement("verify") == "torchtailor[verify] @ git+URL@COMMIT"
+
+
 def test_once_published_it_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "PUBLISHED", True)
     assert origin.requirement("ci") == "torchtailor[ci]"

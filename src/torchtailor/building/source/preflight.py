@@ -129,7 +129,7 @@ class Inspector:
     def verifying() -> PreflightCheck:
         """Whether the wheel can be verified: better asked now than after hours of compiling."""
         try:
-            import torchtailor.verification.verify  # noqa: F401
+            import torchtailor.code.hostcode  # noqa: F401
         except EnvironmentProblem as error:
             return PreflightCheck("verify", False, error.message.rstrip("."), f"{error.hint} Or add --no-verify.")
         return PreflightCheck("verify", True, "the wheel will be verified")

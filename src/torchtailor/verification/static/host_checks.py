@@ -16,6 +16,7 @@ from torchtailor.code.hostcode.readable import readable
 from torchtailor.core.format import counted, human_bytes
 from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.read import LibraryFacts
+from torchtailor.verification.static.stock_code import as_stock_check
 
 _BASE = {ElfMachine.X86_64: "x86-64", ElfMachine.AARCH64: "Armv8.0-A"}
 _UNCONDITIONAL = (Reach.STARTUP, Reach.PLAIN)
@@ -61,9 +62,7 @@ def _as_stock(unread: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog,
     """What has the instructions of an official wheel is not read again; the catalog has what is known of these."""
     if not unread:
         return
-    have = "1 library has" if len(unread) == 1 else f"{len(unread)} libraries have"
-    reason = f"{have} the instructions of stock, byte for byte: not read again"
-    yield Check.of(Level.STATIC, "host code as stock", True, reason, libraries=[facts.name for facts in unread])
+    yield as_stock_check([facts.name for facts in unread])
     if isa is None or not any(facts.name.startswith("torch/") for facts in unread):
         return
     name = f"host code within {isa.name}: official wheel"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchtailor.code.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.code.binary.elf_headers import FileType
@@ -15,7 +16,6 @@ from torchtailor.code.gpucode.kernels import kernel_names
 from torchtailor.code.gpucode.report import LibraryReport, summarise
 from torchtailor.code.gpucode.runnable import DriverReading
 from torchtailor.code.gpucode.scan import scan_elf
-from torchtailor.code.hostcode.analyse import HostCode
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.processes import run_all
@@ -27,6 +27,9 @@ from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf
 from torchtailor.verification.static.packed import NOTHING_PACKED, OpenPacks, PackedCode
 from torchtailor.verification.static.whole import PagedFacts, whole_library
+
+if TYPE_CHECKING:
+    from torchtailor.code.hostcode.analyse import HostCode
 
 _MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
 

@@ -6,20 +6,25 @@ this hash is as good or as bad as its stock on every CPU, and disassembling it a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torchtailor.code.hostcode.cache import host_code, known_host_code
 from torchtailor.core.disk import hash_file
+from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.progress import Progress
 from torchtailor.trees.artifact.artifact import Artifact
 from torchtailor.trees.wheels.record import FileHash
+from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import cut_record
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts, LibraryRead
 from torchtailor.verification.static.whole import whole_library
+
+if TYPE_CHECKING:
+    from torchtailor.code.hostcode.analyse import HostCode
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,32 @@ def read_host_code(
     """
     known = StockCode(artifact)
     as_stock: set[str] = set()
+    if expected.isa_asked:
+        import torchtailor.code.hostcode  # noqa: F401  # without the extra, nothing of what was asked for is checked
     progress.begin("Reading host code", sum(read.facts.file.size for read in libraries))
     facts = []
     for found in _with_host_code(artifact, stock, libraries, expected, progress, known, as_stock, packs):
         facts.append(found)
         progress.advance(found.file.size)
     return tuple(facts), frozenset(as_stock)
+
+
+def as_stock_check(names: Sequence[str]) -> Check:
+    """That libraries have the instructions of an official wheel: these are not read again."""
+    have = "1 library has" if len(names) == 1 else f"{len(names)} libraries have"
+    reason = f"{have} the instructions of stock, byte for byte: not read again"
+    return Check.of(Level.STATIC, "host code as stock", True, reason, libraries=list(names))
+
+
+def checks_without_extra(
+    libraries: Sequence[LibraryFacts], as_stock: Collection[str], expected: Expectation, missing: EnvironmentProblem
+) -> Iterator[Check]:
+    """What is known of host code where nothing can read it."""
+    linked = [facts.name for facts in libraries if facts.instructions]
+    if names := [name for name in linked if name in as_stock]:
+        yield as_stock_check(names)
+    if expected.isa is not None or len(names) < len(linked):
+        yield Check.not_applicable(Level.STATIC, "host code", f"{missing.message} {missing.hint}")
 
 
 def _with_host_code(
@@ -95,6 +120,7 @@ def _with_host_code(
     as_stock: set[str],
     packs: Sequence[Path],
 ) -> Iterator[LibraryFacts]:
+    extra = _extra()
     for read in libraries:
         facts, compared = read.facts, read.comparison
         if not facts.instructions:
@@ -111,9 +137,22 @@ def _with_host_code(
         if original is not None:
             as_stock.add(facts.name)
         contents = (content for content in (original, source.sha256) if content)
+        if extra is None:
+            yield facts
+            continue
+        known_host_code, host_code = extra
         host = next((found for one in contents if (found := known_host_code(one, expected.allowed))), None)
         if host is None and (original is None or expected.isa_asked):
             progress.reading(f"the host code of {facts.file.short_name}")
             with place.unpacked(source.file) as file, whole_library(file.path, packs) as (whole, _):
                 host = host_code(whole, expected.allowed, sha256=file.sha256)
         yield replace(facts, host=host)
+
+
+def _extra() -> tuple[Callable[..., HostCode | None], Callable[..., HostCode]] | None:
+    """What looks host code up and what reads it; None without the extra."""
+    try:
+        from torchtailor.code.hostcode.cache import host_code, known_host_code
+    except EnvironmentProblem:
+        return None
+    return known_host_code, host_code

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchtailor.catalog import Catalog
 from torchtailor.code.gpucode.report import LibraryReport
 from torchtailor.code.gpucode.runnable import driver_readings
+from torchtailor.core.errors import EnvironmentProblem
 from torchtailor.core.progress import Progress
 from torchtailor.trees.artifact.artifact import Artifact
 from torchtailor.verification.result import Check, Level
@@ -18,12 +19,11 @@ from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
 from torchtailor.verification.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
-from torchtailor.verification.static.host_checks import host_checks
 from torchtailor.verification.static.pack_checks import pack_checks
 from torchtailor.verification.static.package_checks import package_checks
 from torchtailor.verification.static.packed import packs_of
 from torchtailor.verification.static.read import LibraryComparison, LibraryFacts, read_libraries, read_rest
-from torchtailor.verification.static.stock_code import read_host_code
+from torchtailor.verification.static.stock_code import checks_without_extra, read_host_code
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,27 @@ def verify_static(
         *foreign_checks(artifact, libraries, expected.gpus, catalog),
         *pack_checks(artifact, libraries, catalog),
         *(_coverage(artifact, compared, reports, libraries, expected) if stock else ()),
-        *host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version),
+        *_host(artifact, libraries, as_stock, expected, catalog),
         *elf_checks(artifact, libraries, stock_libraries),
         *package_checks(artifact, libraries, expected),
     ]
     facts = artifact_facts(artifact, libraries, expected, stock, stock_libraries)
     facts["seconds"] = round(time.perf_counter() - started, 3)
     return StaticProof(tuple(checks), facts)
+
+
+def _host(
+    artifact: Artifact,
+    libraries: Sequence[LibraryFacts],
+    as_stock: Collection[str],
+    expected: Expectation,
+    catalog: Catalog,
+) -> Iterator[Check]:
+    try:
+        from torchtailor.verification.static.host_checks import host_checks
+    except EnvironmentProblem as missing:
+        return checks_without_extra(libraries, as_stock, expected, missing)
+    return host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version)
 
 
 def _coverage(
