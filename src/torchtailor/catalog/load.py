@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchtailor.catalog.compiled import CompiledBuild
-from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
+from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture, clean_cpu_name
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
 from torchtailor.catalog.methods import Method
 from torchtailor.catalog.products import GpuMatch, find_product, unclear
@@ -160,11 +161,21 @@ class Catalog:
         if (core := _from_archspec(key)) is not None:
             return core, key
         brand = "Write its brand too (Ryzen 9 9950X, Core i9-12900K, Xeon Gold 6248). " if key[:3].isdecimal() else ""
+        near = self._near_cpu(name)
+        meant = f"Did you mean {near!r}? " if near else ""
         raise NoMatchError(
             f"No CPU is known as {name!r}.",
-            f"{brand}Give archspec's name for it (zen4, icelake, neoverse_v2), or run `torchtailor detect --json` on "
-            "the machine and pass the file with --from.",
+            f"{meant}{brand}Give archspec's name for it (zen4, icelake, neoverse_v2), or run `torchtailor detect "
+            "--json` on the machine and pass the file with --from.",
         )
+
+    def _near_cpu(self, name: str) -> str | None:
+        """The name with each word as a known one is spelt, where that names a CPU."""
+        known = {word for row in self.cpu_names for word in re.findall(r"[a-z]{4,}", row.label.lower())}
+        known |= set(self.microarchitectures)
+        words = clean_cpu_name(name).split()
+        near = " ".join((get_close_matches(word, known, n=1, cutoff=0.75) or [word])[0] for word in words)
+        return near if near in self.microarchitectures or self.cpu_name(near) else None
 
     def cpu_name(self, name: str) -> CpuName | None:
         """The first row of names that covers this one."""

@@ -270,6 +270,15 @@ def test_wrong_names_are_refused_with_a_hint(
     assert says in caught.value.message and caught.value.hint
 
 
+def test_hints_name_what_was_meant() -> None:
+    with pytest.raises(NoMatchError) as caught:
+        hypothetical(cpu="Ryzn 7950X")
+    assert "Did you mean 'ryzen 7950x'?" in caught.value.hint
+    with pytest.raises(UsageError) as refused:
+        hypothetical("H100", driver="12.8")
+    assert "That is a version of CUDA." in refused.value.hint
+
+
 @pytest.mark.parametrize(("text", "name"), [("4090", "4090"), ("8.9", "Ada Lovelace: L40S, RTX 6000 Ada")])
 def test_a_product_that_is_a_bare_number_keeps_its_name(text: str, name: str) -> None:
     assert [gpu.name for gpu in hypothetical(text, cpu="zen4").gpus] == [name]

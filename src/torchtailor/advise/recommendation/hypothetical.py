@@ -89,7 +89,9 @@ def _driver(catalog: Catalog, text: str) -> _GivenDriver:
     """The version of a driver; a bare branch stands for its newest driver, and a note says so."""
     version = re.sub(r"^[rv](?=\d)", "", text.strip(), flags=re.IGNORECASE)
     if not re.fullmatch(r"[0-9]{3,9}(\.[0-9]{1,9})*", version):
-        raise UsageError(f"{text!r} is not a driver version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
+        cuda = "That is a version of CUDA. " if re.fullmatch(r"1\d\.\d", version) else ""
+        hint = f"{cuda}Write it as nvidia-smi shows it: 570.26, 580.95.05."
+        raise UsageError(f"{text!r} is not a driver version.", hint)
     branch, newest = Dotted(version).major, max(catalog.drivers)
     known = catalog.drivers.get(branch)
     if branch > newest:
