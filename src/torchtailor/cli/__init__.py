@@ -80,7 +80,7 @@ def help_text() -> str:
     return (
         f"torchtailor {__version__}: makes PyTorch fit one machine.\n\n"
         "Usage: torchtailor COMMAND [OPTIONS]\n\n" + "\n\n".join(parts) + "\n\n"
-        f"Seldom needed: {rare} (`torchtailor help commands`).\n\n"
+        f"Seldom needed (`torchtailor help commands`):\n  {rare}\n\n"
         "Options:\n"
         "  -v, --verbose         Say on stderr what is done, and why; -vv says more\n"
         "  --help                Show this; torchtailor COMMAND --help shows its options\n"

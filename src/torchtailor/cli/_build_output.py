@@ -30,11 +30,15 @@ def show_unavailable(unavailable: Unavailable) -> None:
 
 
 def show(lines: Iterable[Shown]) -> None:
+    from rich.text import Text
+
     from torchtailor.building.shown import Line
 
     for item in lines:
         say = ui.out() if item.result else ui.err()
-        if isinstance(item, Line):
-            say.print(item.text, markup=False, soft_wrap=item.whole or None)
+        if isinstance(item, Line) and item.whole:
+            say.print(item.text, markup=False, soft_wrap=True)
+        elif isinstance(item, Line):
+            say.print(ui.hanging(Text(item.text), len(item.text) - len(item.text.lstrip())))
         else:
             say.print(ui.table(item.columns, item.rows, optional=("from", "download")))

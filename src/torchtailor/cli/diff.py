@@ -71,7 +71,9 @@ def _print(comparison: SizeComparison, top: int) -> None:
     if len(comparison.packages) > 1:
         _table("Package", comparison.packages, top)
     _table("Bytes", comparison.classes, top)
-    _table("Code for", comparison.architectures, 4 * top)
+    codes = sorted(comparison.architectures, key=lambda one: not one.growth)
+    changed = sum(1 for one in codes if one.growth)
+    _table("Code for", codes, max(top, min(changed, 4 * top)))
     _table("Largest changes", [SizeChange(one.name, one.old, one.new) for one in comparison.causes], top)
     if comparison.functions:
         _kernel_table(comparison.functions, top)

@@ -75,12 +75,14 @@ def command(
     else:
         out().print(table(tables.COLUMNS, [tables.cells(row) for row in rows], optional=tables.IN_THE_NAME))
         out().print(_counts(chosen), markup=False)
+        if not (globs or release or gpu or cpu):
+            out().print("Names, --release, --gpu and --cpu show fewer: `torchtailor matrix 'sm90-*' --release 2.15`.")
     return ExitCode.OK
 
 
 def _counts(chosen: tuple[Variant, ...]) -> str:
     by_release: dict[str, int] = {}
-    for variant in chosen:
+    for variant in sorted(chosen, key=lambda one: one.release.version):
         by_release[variant.release_name] = by_release.get(variant.release_name, 0) + 1
     parts = ", ".join(f"{count} of {name}" for name, count in by_release.items())
     return f"{counted(len(chosen), 'variant')} ({parts})"

@@ -264,6 +264,49 @@ def test_a_narrow_table_keeps_its_numbers_and_its_result(monkeypatch: pytest.Mon
     assert "".join(folded.split()).startswith(wheel[:20])
 
 
+def test_lines_of_a_plan_hang_below_their_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from torchtailor.building.shown import Line
+    from torchtailor.cli import _build_output, ui
+    from torchtailor.cli.ui import console
+
+    window = Console(file=io.StringIO(), width=30, highlight=False, force_terminal=True)
+    monkeypatch.setattr(console, "out", lambda: window)
+    monkeypatch.setattr(ui, "err", lambda: window)
+    _build_output.show([Line("  a note of several words, which a window folds")])
+    lines = window.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 2
+    assert all(line.startswith("  ") and line[2] != " " for line in lines)
+
+
+def test_diff_sums_up_the_code_that_did_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchtailor.cli import diff
+    from torchtailor.verification.sizes.compare import SizeChange
+
+    class Comparison:
+        packages = classes = causes = functions = ()
+        architectures = tuple(SizeChange(f"sm_{number}", 10, 10 + number // 60) for number in range(50, 70))
+        total = SizeChange("", 9, 9, None, None)
+
+    shown: dict[str, list[str]] = {}
+
+    def table(title: str, changes: list[SizeChange], top: int) -> None:
+        shown[title] = [one.name for one in changes[:top]]
+
+    monkeypatch.setattr(diff, "_table", table)
+    diff._print(Comparison(), 3)  # type: ignore[arg-type]
+    assert shown["Code for"] == [f"sm_{number}" for number in range(60, 70)]
+
+
+def test_the_matrix_counts_by_release_and_says_how_to_see_fewer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "sm80-avx2"]) == ExitCode.OK
+    counts = capsys.readouterr().out.splitlines()[-1]
+    assert counts.index("of 2.7") < counts.index("of 2.10") < counts.index("of 2.15")
+    assert main(["matrix"]) == ExitCode.OK
+    assert "--release, --gpu and --cpu show fewer" in capsys.readouterr().out.splitlines()[-1]
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     from rich.console import Console

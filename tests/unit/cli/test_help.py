@@ -49,6 +49,10 @@ def test_every_command_has_the_short_option_for_help(capsys: pytest.CaptureFixtu
             assert capsys.readouterr().out == text
 
 
+def test_the_first_screen_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(len(line) for line in help_of(capsys).splitlines()) <= 80
+
+
 def test_the_options_of_build_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys, "build")
     titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
