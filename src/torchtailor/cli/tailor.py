@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +95,6 @@ def _print_drop_rules(*, json: bool) -> None:
 
 def _print(report: TailorReport) -> None:
     from torchtailor.cli.ui import human_bytes, human_seconds, out, table
-    from torchtailor.code.gpucode.fitness import only_ptx
 
     results = report.results
     changed = [library for result in results for library in result.changed]
@@ -123,21 +123,42 @@ def _print(report: TailorReport) -> None:
         out().print(f"What was cut out is kept ({human_bytes(kept)}): {gained} of disk were freed.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)
-    if report.why_not_packed:
-        out().print(report.why_not_packed, markup=False)
-    if report.why_not_paged:
-        out().print(report.why_not_paged, markup=False)
-    if report.why_no_ptx:
-        out().print(report.why_no_ptx, markup=False)
-    for device in targets.devices:
-        if number := report.only_ptx(device):
-            out().print(only_ptx(number, str(device)), markup=False)
+    for line in _explained(report):
+        out().print(line, markup=False)
     _print_nvidias(results)
     size = sum(library.size_before for result in results for library in result.libraries)
     verb = "Would save" if report.options.dry_run else "Saved"
     saving = f"{verb} {human_bytes(saved)} of libraries for {targets} in {human_seconds(report.seconds)}"
     before, after, left = _cut.sizes(size, size - saved)
     out().print(f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}.", markup=False)
+    for line in _how_to_undo(report):
+        out().print(line, markup=False)
+
+
+def _explained(report: TailorReport) -> Iterator[str]:
+    """Why an option had no effect, and what may surprise in the code that is left."""
+    from torchtailor.code.gpucode.fitness import only_ptx
+
+    yield from filter(None, (report.why_not_packed, report.why_not_paged, report.why_no_ptx))
+    targets = report.options.targets
+    for device in targets.devices:
+        if names := report.only_ptx(device):
+            yield only_ptx(len(names), str(device), names)
+    if report.leaves_unloaded:
+        gone = "would go" if report.options.dry_run else "went"
+        yield f"Code for {targets} that no driver loads {gone} too: `torchtailor inspect --unused` says why of stock."
+
+
+def _how_to_undo(report: TailorReport) -> Iterator[str]:
+    """What undoes a cut in place."""
+    for result in report.results:
+        if result.output != result.source or not result.differs or result.dry_run:
+            continue
+        restore = f"To undo: `torchtailor restore --env {shlex.quote(str(result.source))}`"
+        if report.options.keep_removed:
+            yield f"{restore}."
+        else:
+            yield f"{restore} prints the command that reinstalls what was cut, which --keep-removed would have kept."
 
 
 def _print_nvidias(results: Sequence[TailorResult]) -> None:

@@ -27,7 +27,7 @@ from torchtailor.code.binary.instructions import instructions_sha256
 from torchtailor.code.gpucode.fatbin import ArchKey, Compression, Image, ImageKind, codes_of
 from torchtailor.code.gpucode.fitness import gpu_fit
 from torchtailor.code.gpucode.foreign import foreign_platform
-from torchtailor.code.gpucode.kernels import kernel_names
+from torchtailor.code.gpucode.kernels import kernel_names, may_have_kernels
 from torchtailor.code.gpucode.policy import KeptCode
 from torchtailor.code.gpucode.report import summarise
 from torchtailor.code.gpucode.scan import LibraryCode, Reference
@@ -218,7 +218,7 @@ class _Tailoring:
             return self._untouched(LibraryStatus.UNCHANGED, (_HOOKED,))
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))
         missing = [device for device in self.policy.devices if device not in kept.served]
-        warnings = tuple(f"has nothing for {device}" for device in missing)
+        warnings = tuple(f"has nothing for {device}" for device in missing if self._has_kernels())
         self.only_ptx = self._targets_of_ptx(kept)
         if self.options.split:
             return self._split(kept, dst, durable=durable)
@@ -250,6 +250,9 @@ class _Tailoring:
                 raise
         recompression = recompress_images(self.stock.payloads, stored, self.options)
         return self._make(keep, recompression, warnings, dst, durable=durable)
+
+    def _has_kernels(self) -> bool:
+        return any(may_have_kernels(self.source, image) for image in self.code.images)
 
     def _split(self, kept: KeptCode, dst: Path | None, *, durable: bool) -> LibraryResult:
         """All that a hook can hand out leaves the library, and what the targets use of it is in the pack; so the

@@ -148,18 +148,24 @@ def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
             had, lacks = ", ".join(chain[-1].gpus) or "machines without a GPU", ", ".join(sorted(missing))
             if chain[-1].dropped:
                 raise ImpossibleError(
-                    f"{path} was left out for {had}, and {lacks} may need it.",
-                    f"Run `torchtailor restore --env {shlex.quote(str(site))}` first.",
+                    f"{path} was left out for {had}, and {lacks} may need it.", _how_to_undo(site, chains)
                 )
             raise ImpossibleError(
-                f"{path} was cut for {had} and has no code for {lacks} any more.",
-                f"Run `torchtailor restore --env {shlex.quote(str(site))}` first.",
+                f"{path} was cut for {had} and has no code for {lacks} any more.", _how_to_undo(site, chains)
             )
         if chain[-1].library and options.lto and not chain[-1].options.policy.lto:
             raise ImpossibleError(
                 f"{path} was cut with --no-lto and has no LTO-IR any more.",
                 "Add --no-lto, or run `torchtailor restore` first.",
             )
+
+
+def _how_to_undo(site: Path, chains: Chains) -> str:
+    """What to do before another cut."""
+    restore = f"`torchtailor restore --env {shlex.quote(str(site))}`"
+    if all(change.removed or not change.before for chain in chains.values() for change in chain):
+        return f"Run {restore} first."
+    return f"What was cut out was not kept: reinstall the packages first, with the command that {restore} prints."
 
 
 def _depends_on_targets(change: Change) -> bool:

@@ -134,10 +134,16 @@ class TailorReport:
         names = ", ".join(result.source.name for result in without)
         return f"There was no PTX to keep in the libraries of {names}." if without else ""
 
-    def only_ptx(self, device: Capability) -> int:
-        """The number of libraries that have nothing but PTX for a target."""
+    @property
+    def leaves_unloaded(self) -> bool:
+        """Whether code for a target left libraries that keep other code for it: the driver loads the latter only."""
+        own = {str(code) for arch in self.options.targets.archs for code in arch.codes}
+        return any(own & {*one.kept} & {*one.dropped} for result in self.results for one in result.changed)
+
+    def only_ptx(self, device: Capability) -> list[str]:
+        """The libraries that have nothing but PTX for a target."""
         libraries = (library for result in self.results for library in result.libraries)
-        return sum(str(device) in library.only_ptx for library in libraries)
+        return [library.path for library in libraries if str(device) in library.only_ptx]
 
     @property
     def document(self) -> TailorDocument:

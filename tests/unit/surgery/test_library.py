@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
+from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin, elf
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
@@ -109,6 +109,14 @@ def test_nothing_for_the_target(tmp_path: Path) -> None:
     assert result.status is LibraryStatus.NOTHING_FOR_TARGET
     assert result.warnings == ("has nothing for 9.0",)
     assert not (tmp_path / "out.so").exists()
+
+
+def test_a_library_without_a_kernel_has_no_warning(tmp_path: Path) -> None:
+    """nvcc leaves an empty image where a source has no device code: there was nothing for any GPU."""
+    source = write(tmp_path, Recipe(wrapped=[(Entry(cubin("80").replace(b".text.", b".data."), sm=80),)]))
+    result = tailor_library(source, tmp_path / "out.so", options("9.0"))
+    assert result.status is LibraryStatus.NOTHING_FOR_TARGET
+    assert result.warnings == ()
 
 
 def test_nothing_for_one_of_two_targets(tmp_path: Path) -> None:

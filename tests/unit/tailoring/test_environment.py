@@ -210,10 +210,23 @@ def test_what_no_lto_removed_cannot_be_kept_later(site: Path, tmp_path: Path) ->
 
 
 def test_the_hint_names_the_environment(site: Path) -> None:
-    tailor_environment(site, options("9.0"))
+    tailor_environment(site, options("9.0", keep_removed=True))
     with pytest.raises(ImpossibleError) as caught:
         tailor_environment(site, options("8.0"))
     assert caught.value.hint == f"Run `torchtailor restore --env {site}` first."
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_cut_says_how_it_is_undone(site: Path, capsys: pytest.CaptureFixture[str], keep: bool) -> None:
+    command = ["tailor", "--env", str(site.parents[2]), *(["--keep-removed"] if keep else [])]
+    assert main([*command, "--gpu", "9.0", "--dry-run"]) == 0
+    assert "To undo" not in capsys.readouterr().out
+    assert main([*command, "--gpu", "9.0"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"To undo: `torchtailor restore --env {site}`" in said
+    assert ("prints the command that reinstalls what was cut" in said) is not keep
+    assert main([*command, "--gpu", "8.0"]) == 5
+    assert ("reinstall the packages first" in " ".join(capsys.readouterr().err.split())) is not keep
 
 
 def test_a_package_with_an_unusual_record_is_left_alone_and_named(site: Path, tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ def test_libraries_with_nothing_but_ptx_for_the_target_are_counted(
     wheel = build_wheel(tmp_path, files, name="x")
     code, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
     assert code == ExitCode.OK
-    assert "2 libraries have no machine code for 9.0, only PTX" in " ".join(out.split())
+    assert "2 libraries have no machine code for 9.0, only PTX (x/cut.so, x/whole.so): the" in " ".join(out.split())
     _, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out", "--json")
     rows = {row["path"]: row.get("only_ptx") for row in json.loads(out)["inputs"][0]["libraries"]}
     assert rows == {"x/cut.so": ["9.0"], "x/whole.so": ["9.0"], "x/native.so": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules, TorchArch
@@ -12,6 +12,8 @@ from torchtailor.code.gpucode.policy import Policy
 from torchtailor.code.gpucode.report import ContainerGroup, LibraryReport
 from torchtailor.code.gpucode.scan import Reference
 from torchtailor.code.gpucode.targets import Targets
+
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,13 @@ def _condition(device: Capability, code: CodeTarget, rules: GpuRules) -> str:
     return gpu.unified.condition if gpu and gpu.unified and not rules.fit(device, code).runs else ""
 
 
-def only_ptx(libraries: int, gpus: str) -> str:
-    """What it means that libraries have nothing but PTX for a GPU."""
+def only_ptx(libraries: int, gpus: str, named: Sequence[str] = ()) -> str:
+    """What it means that libraries have nothing but PTX for a GPU; of `named` the first are said."""
     has = "library has" if libraries == 1 else "libraries have"
+    names = f" ({', '.join(named[:_NAMED])}{', ...' if named[_NAMED:] else ''})" if named else ""
     return (
-        f"{libraries} {has} no machine code for {gpus}, only PTX: the driver compiles it when it is first used, which "
-        "makes the first run slow, and keeps the result in its cache."
+        f"{libraries} {has} no machine code for {gpus}, only PTX{names}: the driver compiles it when it is "
+        "first used, which makes the first run slow, and keeps the result in its cache."
     )
 
 

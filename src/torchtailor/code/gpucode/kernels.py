@@ -13,6 +13,7 @@ from torchtailor.core.errors import BadInputError
 
 _CODE = b".text."
 _CONSTANTS = b".nv.constant"
+_MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
 _NOT_IN_FILE = (SectionType.NULL, SectionType.NOBITS)
 
 
@@ -24,6 +25,11 @@ def kernel_names(source: ByteSource, image: Image) -> frozenset[str] | None:
         return names_in_cubin(decompress(source, image))
     except BadInputError:
         return None
+
+
+def may_have_kernels(source: ByteSource, image: Image) -> bool:
+    """nvcc leaves an image without kernels where a source has no device code; what cannot be read may have some."""
+    return image.raw_size > _MAY_BE_EMPTY or kernel_names(source, image) != frozenset()
 
 
 def names_in_cubin(cubin: bytes) -> frozenset[str] | None:

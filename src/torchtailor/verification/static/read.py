@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from torchtailor.code.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.code.binary.elf_headers import FileType
 from torchtailor.code.binary.instructions import instructions_sha256
-from torchtailor.code.binary.source import ByteSource, open_source
-from torchtailor.code.gpucode.fatbin import Image
-from torchtailor.code.gpucode.kernels import kernel_names
+from torchtailor.code.binary.source import open_source
+from torchtailor.code.gpucode.kernels import may_have_kernels
 from torchtailor.code.gpucode.report import LibraryReport, summarise
 from torchtailor.code.gpucode.runnable import DriverReading
 from torchtailor.code.gpucode.scan import scan_elf
@@ -30,8 +29,6 @@ from torchtailor.verification.static.whole import PagedFacts, whole_library
 
 if TYPE_CHECKING:
     from torchtailor.code.hostcode.analyse import HostCode
-
-_MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
 
 
 @dataclass(frozen=True)
@@ -164,14 +161,9 @@ def _facts(library: LibraryFile, file: Unpacked, packs: Sequence[Path] = ()) -> 
         code = scan_elf(elf)
         gpu = summarise(library.name, code)
         _, packed = opened.code(code, source)
-        kernels = any(_may_have_kernels(source, image) for image in code.images)
+        kernels = any(may_have_kernels(source, image) for image in code.images)
         linked = elf.header.type is not FileType.RELOCATABLE
         known = linked and not (pages and (pages.missing or pages.problem))
         instructions = instructions_sha256(elf) if known else ""
     found = LibraryFacts(library, file.sha256, facts, gpu, packed=packed, kernels=kernels, instructions=instructions)
     return replace(found, pages=pages)
-
-
-def _may_have_kernels(source: ByteSource, image: Image) -> bool:
-    """nvcc leaves an image without kernels where a source has no device code; what cannot be read may have some."""
-    return image.raw_size > _MAY_BE_EMPTY or kernel_names(source, image) != frozenset()
