@@ -51,10 +51,11 @@ def run_all(
     ordered = sorted(jobs, key=lambda job: job.size, reverse=True)
     # More than these end no sooner than the largest job, and on many cores they are in each other's way in the kernel:
     # of 16, 8 took the same time and two thirds of the processor time.
-    needed = max(_ALWAYS_USEFUL, -(-sum(job.size for job in ordered) // max(1, ordered[0].size))) if ordered else 0
+    total = sum(job.size for job in ordered)
+    needed = max(_ALWAYS_USEFUL, -(-total // max(1, ordered[0].size))) if ordered else 0
     workers = min(processes, len(ordered), needed)
     enough = _WORTH_PROCESSES if worth is None else worth
-    if workers < 2 or sum(job.size for job in ordered) < enough or multiprocessing.current_process().daemon:
+    if workers < 2 or total < enough or multiprocessing.current_process().daemon:
         _log.debug("%d jobs, one after the other", len(ordered))
         return ((job, function(job)) for job in ordered)
     # forking saves the imports, and is safe only while there are no other threads
