@@ -201,6 +201,27 @@ def test_a_worker_with_a_nanny_proves_what_it_builds(shell: Shell, tmp_path: Pat
     assert "prove" in ran, ran
 
 
+def test_a_worker_that_cannot_read_host_code_proves_nothing(shell: Shell, tmp_path: Path) -> None:
+    """A proof is in the store for all: one that leaves host code out would count for whoever builds the same."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['capstone'] = None\n")
+    bare = {"PYTHONPATH": str(tmp_path)}
+    build = ("build", "sm90-avx512", "--release", "main", "--nvidia", "-o", "dist", "--prove", "--json")
+    with running(tmp_path) as cluster:
+        cluster.start_worker("bare", variables=bare)
+        line = shell.line(*build, "--on", cluster.address, "--store", "store")
+        failed = Watched(start_line(shell, line)).end(ExitCode.ENVIRONMENT)
+        assert "needs the Python package capstone" in str(failed["failed"]) and not (tmp_path / "dist" / NAME).exists()
+        cluster.kill(cluster.workers["bare"])
+        cluster.start_worker("whole")
+        done = Watched(start_line(shell, line)).end()
+        assert done["failed"] == [] and done["proven"] == "static"
+    shutil.rmtree(tmp_path / "store")
+    shell.environment |= bare
+    shell.site.requests.clear()
+    local = Watched(start_line(shell, shell.line(*build, "--on", "local:1", "--store", "store")))
+    assert "needs the Python package capstone" in str(local.end(ExitCode.ENVIRONMENT)) and not downloads(shell)
+
+
 def test_a_killed_client_is_resumed_on_this_machine_and_leaves_no_process(
     shell: Shell, wanted: dict[str, str], tmp_path: Path
 ) -> None:

@@ -303,6 +303,8 @@ def plan_farm(
     """
     if not isinstance(plan, FarmedPlan):
         raise UsageError("This method builds on one machine: its jobs are not known.", "Omit --on.")
+    if prove and not where.kind.is_remote:
+        import torchtailor.code.hostcode  # noqa: F401  # better said now than by the last job
     chosen = chosen_store(where, store)
     # without a key, no record is this user's; a plan makes none
     opened = open_farm_store(chosen, find_secret(chosen, where.settings.store_key) or secrets.token_hex())

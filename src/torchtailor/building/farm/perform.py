@@ -327,6 +327,7 @@ def _restore_cut(job: CutForGpus, sha256: str, context: JobContext, store: FarmS
 
 
 def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
+    import torchtailor.code.hostcode  # noqa: F401  # without its extra `verify` leaves host code out: no proof for all
     from torchtailor.verification.result import Level
     from torchtailor.verification.verify import verify
 
