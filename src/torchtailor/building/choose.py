@@ -27,6 +27,7 @@ class VariantChoice:
     fallbacks: tuple[Variant, ...] = ()
     notes: tuple[str, ...] = ()
     optional: bool = False  # one of a glob: where it is not available, the others are built all the same
+    named: bool = False  # by a name that the user gave
 
 
 def choose(
@@ -103,7 +104,7 @@ class _Chooser:
             raise
         older = [one for one in found.others if one.python == found.variant.python and self._available(one)]
         first, *fallbacks = self._of_cuda(name, [found.variant, *older])
-        return VariantChoice(first, tuple(fallbacks), (found.message,) if fallbacks else ())
+        return VariantChoice(first, tuple(fallbacks), (found.message,) if fallbacks else (), named=True)
 
     def _of_cuda(self, name: str, variants: Sequence[Variant]) -> list[Variant]:
         """Those of the CUDA that was asked for, at least one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.building.base import BuildPlan, BuildResult
-from torchtailor.core.format import human_bytes
+from torchtailor.core.format import counted, human_bytes
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
 
@@ -51,7 +51,8 @@ def wheelhouse_lines(wheelhouses: Iterable[Wheelhouse]) -> Iterator[Line]:
     for item in wheelhouses:
         cut = f", {item.changed} of them cut" if item.changed else ""
         before = f"{human_bytes(item.input_bytes)} -> " if item.input_bytes != item.output_bytes else ""
-        yield Line(f"{item.path}: {item.wheels} wheels{cut}, {before}{human_bytes(item.output_bytes)}", result=True)
+        sizes = f"{before}{human_bytes(item.output_bytes)}"
+        yield Line(f"{item.path}: {counted(item.wheels, 'wheel')}{cut}, {sizes}", result=True)
         yield Line(f"  {item.pip_line}", result=True, whole=True)
         yield Line(f"  {item.uv_line}", result=True, whole=True)
 

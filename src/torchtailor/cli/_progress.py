@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtailor.cli import ui
+from torchtailor.core.format import counted
 from torchtailor.core.progress import CompileProgress, NixProgress, Progress
 
 if TYPE_CHECKING:
@@ -101,12 +102,13 @@ class BuildDisplay(Progress):
         slowest = ", ".join(f"{Path(file.output).name} {file.seconds:.0f} s" for file in progress.slowest)
         left = f", about {ui.human_seconds(progress.remaining)} left" if progress.remaining else ""
         memory = f", {ui.human_bytes(progress.memory)}" if progress.memory else ""
-        text = f"{progress.done} of {progress.total} files{memory}{left}" + (f"; at {slowest}" if slowest else "")
+        files = counted(progress.total, "file")
+        text = f"{progress.done} of {files}{memory}{left}" + (f"; at {slowest}" if slowest else "")
         if self._bars:
             self._update(text, progress.done, progress.total)
             return
         # A line for each tenth; ninja finds more files when code was generated, and counts anew.
-        files, tenth = f"{progress.total} files", int(progress.percent // 10)
+        tenth = int(progress.percent // 10)
         if files != self._last[0]:
             self._last = (files, tenth)
         elif tenth > self._last[1]:

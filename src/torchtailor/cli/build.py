@@ -108,16 +108,17 @@ def command(
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     if via == WHEEL and not json and not quiet:
         _cut.say_standing(cut)
-    planned = plan_build(
-        *(variants or ()),
-        method=via,
-        options=given.get(via),
-        everything=everything,
-        release=release,
-        python=python,
-        cuda=cuda,
-        out=out,
-    )
+    with ui.working("Asking the package indexes", quiet=json or quiet):
+        planned = plan_build(
+            *(variants or ()),
+            method=via,
+            options=given.get(via),
+            everything=everything,
+            release=release,
+            python=python,
+            cuda=cuda,
+            out=out,
+        )
     if on is not None:
         _build_on(
             on,

@@ -85,7 +85,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
     if len(with_code) > 1:
         out().print(_architecture_table(inspection.architectures, title="All libraries"))
     if inspection.files:
-        out().print(_file_table(inspection.files))
+        out().print(_file_table(inspection.files, detail=detail))
     for line in _summary(inspection, with_code):
         out().print(line, markup=False)
 
@@ -93,6 +93,7 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
 def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *, detail: bool) -> object:
     from torchtailor.cli.ui import apart, human_bytes, table
     from torchtailor.code.gpucode.fitness import gpu_fit
+    from torchtailor.core.format import counted
 
     columns = ["Library", "Size", "GPU code", "Raw", "Images", "Architectures"]
     for device in inspection.devices:
@@ -116,33 +117,44 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport], *
         rows.append(row)
     if small:
         sizes = [sum(one.size for one in small), sum(one.stored for one in small), sum(one.raw for one in small)]
-        more = f"{len(small)} others" if shown else f"{len(small)} libraries"
+        more = counted(len(small), "other") if shown else counted(len(small), "library", "libraries")
         row = [more, *map(human_bytes, sizes), f"{sum(one.images for one in small)}", ""]
         for device in inspection.devices:
             row += ["", human_bytes(sum(inspection.saved(one, device) for one in small))]
         rows.append(row)
-    return table(columns, rows, optional=("Raw", "Images", "Size", "Architectures"), paths=True)
+    # A cut also saves what is no GPU code: beside what it saves, the size of the whole stays.
+    size = () if inspection.devices else ("Size",)
+    return table(columns, rows, optional=("Raw", "Images", "Architectures", *size), paths=True)
 
 
-def _file_table(files: Sequence[CodeFile]) -> object:
-    """Files of GPU code, by kind: a package may have thousands."""
+def _file_table(files: Sequence[CodeFile], *, detail: bool) -> object:
+    """Files of GPU code, by kind: a package may have thousands. What is never cut is one row, whatever it is for."""
     from torchtailor.cli.ui import apart, human_bytes, table
     from torchtailor.code.gpucode.report import merge_groups
+    from torchtailor.core.format import counted
 
     rows = []
     for kind in dict.fromkeys(file.kind for file in files):
         alike = [file for file in files if file.kind is kind]
-        shown, little = apart(
-            merge_groups(group for file in alike for group in file.architectures), lambda group: group.stored
-        )
+        groups = merge_groups(group for file in alike for group in file.architectures)
+        if kind.never_cut and len(groups) > 1 and not detail:
+            rows.append([kind.value, f"{len(groups)} architectures", *_summed(groups), _such_as(alike)])
+            continue
+        shown, little = apart(groups, lambda group: group.stored)
         for group in shown:
             holding = [file for file in alike if any(own.label == group.label for own in file.architectures)]
-            example = holding[0].name.rsplit("/", 1)[-1]
-            more = f" and {len(holding) - 1} more" if len(holding) > 1 else ""
-            rows.append([kind.value, group.label, f"{group.images}", human_bytes(group.stored), f"{example}{more}"])
+            rows.append([kind.value, group.label, f"{group.images}", human_bytes(group.stored), _such_as(holding)])
         if little:
-            rows.append([kind.value, f"{len(little)} others", *_summed(little), ""])
-    return table(["Files", "Code for", "Images", "Stored", "Such as"], rows, title="Files of GPU code")
+            rows.append([kind.value, counted(len(little), "other"), *_summed(little), ""])
+    return table(
+        ["Files", "Code for", "Images", "Stored", "Such as"], rows, title="Files of GPU code", optional=("Images",)
+    )
+
+
+def _such_as(files: Sequence[CodeFile]) -> str:
+    """The name of the first of some files, and how many more there are."""
+    example = files[0].name.rsplit("/", 1)[-1]
+    return f"{example} and {len(files) - 1} more" if len(files) > 1 else example
 
 
 def _summed(groups: Sequence[ImageGroup]) -> list[str]:
@@ -278,6 +290,8 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
         known = all(gpu.capability in report.cuts for report in inspection.artifacts)
         about = "" if known else "about "
         line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save {about}{human_bytes(free + asked)}"
+        if (symbols := inspection.symbols_in_all(gpu.capability)) > (free + asked) // 100:
+            line += f", {human_bytes(symbols)} of it symbol tables"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
@@ -320,7 +334,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
         yield (
             f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "
-            f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
+            f"{human_bytes(stored)} in {counted(images, 'image')} ({human_bytes(raw)} unpacked)."
         )
     if moved := [library for library in with_code if library.moved]:
         containers = counted(sum(library.moved for library in moved), "container")
@@ -346,7 +360,8 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     if droppable:
         yield f"`{command} --drop` could leave out: {', '.join(droppable.values())}."
     if inspection.foreign:
-        yield f"{len(inspection.foreign)} files are for other processors or not what they are named, and were not read."
+        files = counted(len(inspection.foreign), "file")
+        yield f"Not read, since for other processors or not what they are named: {files}."
     lookalikes = [library.name for library in libraries if library.lookalikes]
     if lookalikes:
         yield f"Bytes that only look like GPU code were found in {', '.join(lookalikes)}."

@@ -47,17 +47,18 @@ def command(
 
     if not json and not quiet:
         _cut.say_standing(cut)
-    planned = plan_install(
-        variant,
-        into=into,
-        release=options.only("--release", release),
-        python=options.only("--python", python),
-        out=out,
-        companions=tuple(companions or ()),
-        **cut.choices,
-        without_gpu=_cut.without_gpu("install", gpu),
-        **asdict(indexes),
-    )
+    with ui.working("Asking the package indexes", quiet=json or quiet):
+        planned = plan_install(
+            variant,
+            into=into,
+            release=options.only("--release", release),
+            python=options.only("--python", python),
+            out=out,
+            companions=tuple(companions or ()),
+            **cut.choices,
+            without_gpu=_cut.without_gpu("install", gpu),
+            **asdict(indexes),
+        )
     if dry_run and json:
         ui.print_json("install-plan", planned.document)
         return

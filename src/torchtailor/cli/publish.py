@@ -12,6 +12,7 @@ import typer
 from torchtailor.cli import _options
 from torchtailor.cli._age import seconds_of
 from torchtailor.core.errors import UsageError
+from torchtailor.core.format import counted
 
 if TYPE_CHECKING:
     from torchtailor.publish.lifecycle import Changed
@@ -173,8 +174,8 @@ def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) ->
         )
     verb = "would be added" if dry_run else "added"
     ui.out().print(
-        f"{', '.join(result.targets)}: {result.uploaded} files {verb} ({ui.human_bytes(result.uploaded_bytes)}), "
-        f"{result.already_there} were there before.",
+        f"{', '.join(result.targets)}: {counted(result.uploaded, 'file')} {verb} "
+        f"({ui.human_bytes(result.uploaded_bytes)}), {result.already_there} were there before.",
         markup=False,
     )
 
@@ -192,7 +193,7 @@ def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
     if done.copied_bytes:
         parts.append(f"{ui.human_bytes(done.copied_bytes)} {would}copied")
     if done.action == "prune":
-        parts = [f"{len(done.removed)} files ({ui.human_bytes(done.removed_bytes)}) {would}removed"]
+        parts = [f"{counted(len(done.removed), 'file')} ({ui.human_bytes(done.removed_bytes)}) {would}removed"]
     if done.generation and not dry_run:
         parts.append(f"this is generation {done.generation}")
     ui.out().print(f"{done.action}: {', '.join(parts)}.", markup=False)

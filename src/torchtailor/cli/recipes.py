@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,7 +128,7 @@ def check(
     from torchtailor.nix.audit import audit
     from torchtailor.nix.report import audit_lines, github_lines
 
-    with _working("Reading and evaluating recipes"):
+    with ui.working("Reading and evaluating recipes"):
         reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
     passed = all(report.passed(strict=strict) for report in reports)
     if json:
@@ -163,7 +162,7 @@ def migrate(
     from torchtailor.nix.migrate import migrate_recipes
     from torchtailor.nix.report import migration_lines
 
-    with _working("Reading and evaluating recipes"):
+    with ui.working("Reading and evaluating recipes"):
         migrations = migrate_recipes(
             load_catalog(),
             folder,
@@ -192,7 +191,7 @@ def hash_(
     from torchtailor.nix.hashes import find_hashes
     from torchtailor.nix.report import hash_lines
 
-    with _working("Fetching sources without a hash"):
+    with ui.working("Fetching sources without a hash"):
         results = find_hashes(load_catalog(), tree, names or (), dry_run=dry_run)
     if json:
         ui.print_json("recipes-hash", {"trees": results})
@@ -224,6 +223,7 @@ def build(
     from torchtailor.catalog import load_catalog
     from torchtailor.cli import ui
     from torchtailor.core.errors import ExitCode
+    from torchtailor.core.format import counted
 
     plan = plan_recipes(load_catalog(), tree, globs or (), out, parallel=jobs, cores=cores, cache=push)
 
@@ -233,7 +233,7 @@ def build(
 
     results: tuple[RecipeBuild, ...] = ()
     if not dry_run:
-        with _working(f"Building {len(plan.jobs)} recipes, {plan.parallel} at a time"):
+        with ui.working(f"Building {counted(len(plan.jobs), 'recipe')}, {plan.parallel} at a time"):
             results = build_recipes(plan, done=say)
     if json:
         ui.print_json("recipes-build", {"plan": plan, "results": results})
@@ -241,10 +241,10 @@ def build(
         for job in plan.jobs:
             ui.out().print(shlex.join(job.command), markup=False, soft_wrap=True)
     if plan.elsewhere and not json:
-        text = f"{len(plan.elsewhere)} recipes are for another platform and were left out."
+        text = f"Left out, since for another platform: {counted(len(plan.elsewhere), 'recipe')}."
         ui.err().print(text, markup=False, soft_wrap=True)
     if failed := [item for item in results if item.error]:
-        ui.err().print(f"{len(failed)} of {len(results)} recipes failed.", markup=False)
+        ui.err().print(f"{len(failed)} of {counted(len(results), 'recipe')} failed.", markup=False)
         raise typer.Exit(ExitCode.BUILD_FAILED)
 
 
@@ -266,15 +266,6 @@ def rules(
         sys.stdout.write(rules_table())
     else:
         ui.out().print(ui.table(("rule", "severity", "looks for", "fix"), rules_rows()))
-
-
-def _working(text: str) -> AbstractContextManager[object]:
-    """Shows on a terminal what is being done."""
-    import sys
-
-    from torchtailor.cli import ui
-
-    return ui.err().status(text) if sys.stderr.isatty() else nullcontext()
 
 
 def _print(lines: Iterable[tuple[LineKind, str]]) -> None:

@@ -30,7 +30,8 @@ def command(
             "--out",
             "-o",
             metavar="OUT",
-            help="The new file or folder; for wheels, or with a / at its end, a folder.",
+            help="The new file or folder; for wheels, or with a / at its end, a folder. A wheel without it goes to the "
+            "current folder, under a new name.",
         ),
     ] = None,
     env: Annotated[
@@ -101,10 +102,7 @@ def _print(report: TailorReport) -> None:
     if changed:
         out().print(_cut.library_table([(library, "") for library in changed]))
     if len(results) > 1:
-        inputs = [
-            [result.source.name, *_cut.sizes(result.size_before, result.size_after), _done(result)]
-            for result in results
-        ]
+        inputs = [[result.source.name, *_input_sizes(result), _done(result)] for result in results]
         out().print(table(["Input", "Before", "After", "Left", "Result"], inputs))
     else:
         for result in results:
@@ -128,11 +126,25 @@ def _print(report: TailorReport) -> None:
     _print_nvidias(results)
     size = sum(library.size_before for result in results for library in result.libraries)
     verb = "Would save" if report.options.dry_run else "Saved"
-    saving = f"{verb} {human_bytes(saved)} of libraries for {targets} in {human_seconds(report.seconds)}"
+    saving, took = f"{verb} {human_bytes(saved)} of libraries for {targets}", human_seconds(report.seconds)
+    if not report.options.dry_run:
+        saving += f" in {took}"
     before, after, left = _cut.sizes(size, size - saved)
-    out().print(f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}.", markup=False)
+    line = f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}."
+    if report.options.dry_run:  # which reads all that a cut reads, and writes nothing
+        line += f" Nothing was written; looking took {took}."
+    out().print(line, markup=False)
     for line in _how_to_undo(report):
         out().print(line, markup=False)
+
+
+def _input_sizes(result: TailorResult) -> tuple[str, ...]:
+    """Before, after and the share that is left; the size of a wheel that was not written is not known."""
+    from torchtailor.cli.ui import human_bytes
+
+    if result.size_after_unknown:
+        return human_bytes(result.size_before), "", ""
+    return _cut.sizes(result.size_before, result.size_after)
 
 
 def _explained(report: TailorReport) -> Iterator[str]:

@@ -34,6 +34,7 @@ from torchtailor.fetch.settings import IndexSettings
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
 _FIRST_WAIT = 0.25
+_LOOKUPS = 2  # of a name that nobody knows
 _log = logging.getLogger(__name__)
 _PAGE_LIMIT = 64 << 20
 _STEP = 1 << 20
@@ -41,6 +42,7 @@ _SMALL_RESPONSE = 60.0  # seconds
 _SLOWEST = 1000  # bytes a second of a download, over this many seconds
 _WINDOW = 60.0
 _PROXY = "Check the proxy and its login in PIP_PROXY, http_proxy or https_proxy: http://USER:PASSWORD@HOST:PORT."
+_NETWORK = "Check the network and the index settings of pip or uv; --offline uses the cache alone."
 _SLOW = "Try again later, or use another index."
 
 
@@ -109,6 +111,7 @@ class Client:
         self._lock = threading.Lock()
         self._netrc = _read_netrc()
         self._open: set[urllib3.BaseHTTPResponse] = set()
+        self._unknown: dict[str, int] = {}  # how often the lookup of a host's name failed
         self.received = 0  # bytes of small responses, ranges and streams; downloads count their own
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, retries: int | None = None) -> Answer:
@@ -181,6 +184,9 @@ class Client:
 
         Who logs in and follows redirects in another way turns `login` and `follow` off.
         """
+        host = re.sub(r"^[^/]*//([^/]*).*", r"\1", url)
+        if self._unknown.get(host, 0) >= _LOOKUPS:  # asked again for every release, it would take minutes
+            raise UnreachableError(f"{redact(url)} cannot be reached: DNS lookup failed.", _NETWORK, lasting=True)
         began = time.monotonic()
         sent = {"User-Agent": f"torchtailor/{__version__}", "Accept-Encoding": "identity"}
         try:
@@ -194,7 +200,9 @@ class Client:
                 raise NetworkError(f"{redact(url)} is not a valid address: {_reason(error)}.", "Check it.") from error
             raise UnreachableError(f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error)) from error
         except urllib3.exceptions.HTTPError as error:
-            lasting = isinstance(getattr(error, "reason", error), urllib3.exceptions.NameResolutionError)
+            if lasting := isinstance(getattr(error, "reason", error), urllib3.exceptions.NameResolutionError):
+                with self._lock:
+                    self._unknown[host] = self._unknown.get(host, 0) + 1
             raise UnreachableError(
                 f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error), lasting=lasting
             ) from error
@@ -431,7 +439,7 @@ def _hint(error: BaseException) -> str:
         return "Set PIP_CERT or SSL_CERT_FILE to the certificates of your network."
     if isinstance(cause, urllib3.exceptions.ProxyError):
         return _PROXY
-    return "Check the network and the index settings of pip or uv; --offline uses the cache alone."
+    return _NETWORK
 
 
 def _environment_proxy(scheme: str, host: str) -> str | None:

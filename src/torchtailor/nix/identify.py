@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Release
 from torchtailor.core.errors import UsageError
+from torchtailor.core.format import counted
 from torchtailor.nix.pins import Pins
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.tree import RecipeTree
@@ -50,7 +51,7 @@ def identify(catalog: Catalog, pins: Pins, tree: RecipeTree, recipes: Sequence[R
             if pins.find_nixpkgs(pin.rev) is None:
                 unknown[pin.rev[:12]] += 1
     offered = {str(release.version): release for release in releases}
-    listed = ", ".join(f"{version} ({count} recipes)" for version, count in versions.most_common())
+    listed = ", ".join(f"{version} ({counted(count, 'recipe')})" for version, count in versions.most_common())
     if len(versions) == 1 and (only := next(iter(versions))) in offered:
         return TreeRelease(offered[only])
     guess = next((offered[version] for version, _ in versions.most_common() if version in offered), None)

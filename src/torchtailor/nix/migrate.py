@@ -18,6 +18,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.core.disk import write_output
 from torchtailor.core.errors import NoMatchError, UsageError
+from torchtailor.core.format import counted
 from torchtailor.nix.audit import AuditFinding, audit_context, open_tree
 from torchtailor.nix.blueprint import Blueprint
 from torchtailor.nix.nix import has_nix
@@ -106,12 +107,12 @@ class Migration:
         """What is to be known of these."""
         kept = Counter(row.nixpkgs for row in self.kept.values() if row.nixpkgs)
         lines = [
-            f"{count} recipes keep nixpkgs {rev}, which the catalog does not know: they were not evaluated with it. "
-            "--replace-pin replaces it."
+            f"{counted(count, 'recipe')} keep nixpkgs {rev}, which the catalog does not know: they were not evaluated "
+            "with it. --replace-pin replaces it."
             for rev, count in kept.items()
         ]
         if len(self.pins) > 1:
-            listed = ", ".join(f"{rev[:12]} ({count} recipes)" for rev, count in self.pins.items())
+            listed = ", ".join(f"{rev[:12]} ({counted(count, 'recipe')})" for rev, count in self.pins.items())
             lines.append(f"The tree pins several nixpkgs: {listed}.")
         return tuple(lines)
 

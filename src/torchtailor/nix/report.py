@@ -64,7 +64,7 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
             finds = f"`torchtailor recipes hash` finds and writes {'them' if several else 'it'}."
             yield LineKind.NOTE, f"{text}: {finds}"
         for reason, names in plan.missing.items():
-            yield LineKind.NOTE, f"{len(names)} variants have no recipe: {reason}"
+            yield LineKind.NOTE, f"No recipe for {counted(len(names), 'variant')}: {reason}"
         for step in plan.of(Action.KEEP_EDITED):
             yield LineKind.NOTE, f"{plan.tree.shown(step.path)} was changed by hand; --force overwrites it."
         for step in plan.of(Action.KEEP_FOREIGN):
@@ -126,17 +126,18 @@ def migration_lines(migrations: Sequence[Migration], *, diff: bool, dry_run: boo
         counts = ", ".join(
             f"{len(found)} {status.value}" for status in MigrationStatus if (found := migration.of(status))
         )
-        total = f"{migration.total} recipes {'afterwards' if dry_run else 'now'}"
+        total = f"{counted(migration.total, 'recipe')} {'afterwards' if dry_run else 'now'}"
         yield LineKind.TEXT, f"{migration.tree.root}: release {migration.release}: {counts}; {total}."
         if prunable := migration.of(MigrationStatus.PRUNABLE):
-            yield LineKind.NOTE, f"{len(prunable)} recipes are redundant or impossible; --prune deletes them."
+            yield LineKind.NOTE, f"--prune deletes what is redundant or impossible: {counted(len(prunable), 'recipe')}."
         if unlisted := migration.of(MigrationStatus.UNLISTED):
-            text = f"{len(unlisted)} recipes are not in the matrix of release {migration.release}, and stay"
+            text = f"Not in the matrix of release {migration.release}, and staying: {counted(len(unlisted), 'recipe')}"
             yield LineKind.NOTE, f"{text}; --prune-unlisted deletes them."
         for text in migration.pins_text:
             yield LineKind.NOTE, text
         if lost := [name for name, row in migration.kept.items() if row.not_carried]:
-            yield LineKind.NOTE, f"Parts of {len(lost)} recipes cannot be carried over; .flox/MIGRATION.md lists them."
+            recipes = counted(len(lost), "recipe")
+            yield LineKind.NOTE, f"Parts of {recipes} cannot be carried over; .flox/MIGRATION.md lists them."
 
 
 def hash_lines(results: Sequence[HashResult]) -> Lines:
@@ -148,7 +149,7 @@ def hash_lines(results: Sequence[HashResult]) -> Lines:
     if not found:
         yield LineKind.TEXT, "No hash is missing."
     else:
-        yield LineKind.TEXT, f"Written to {written} files." if written else "Nothing was written."
+        yield LineKind.TEXT, f"Written to {counted(written, 'file')}." if written else "Nothing was written."
 
 
 class RuleDocument(Struct):

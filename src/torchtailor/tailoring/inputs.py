@@ -295,7 +295,7 @@ def _tailor_wheels(
     share = replace(options, processes=max(1, options.workers // at_once))
     jobs = [_WheelJob(task, share, task.source.stat().st_size) for task in dict.fromkeys(tasks)]
     work = run_all(_tailor_in_worker, jobs, processes=at_once)
-    progress.begin(f"{len(jobs)} wheels", sum(job.size for job in jobs))
+    progress.begin(counted(len(jobs), "wheel"), sum(job.size for job in jobs))
     for job, result in work:
         progress.advance(job.size)
         yield job.task, result

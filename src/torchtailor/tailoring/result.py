@@ -119,14 +119,18 @@ class TailorResult:
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)
 
     @property
+    def size_after_unknown(self) -> bool:
+        """Whether it is a wheel that would be cut: how well it compresses is only known then."""
+        return self.dry_run and self.differs and self.kind is ArtifactKind.WHEEL
+
+    @property
     def document(self) -> TailoredInput:
         """The row of `tailor --json`; what only a finished output has is null where there is none."""
         planned = self.dry_run and self.differs
-        unknown = planned and self.kind is ArtifactKind.WHEEL  # how well it compresses
         return document(
             TailoredInput,
             self,
-            size_after=None if unknown else self.size_after,
+            size_after=None if self.size_after_unknown else self.size_after,
             sha256_before=self.sha256_before or None,
             sha256_after=(not planned and self.sha256_after) or None,
             libraries=[*map(library_document, self.libraries)],

@@ -13,6 +13,7 @@ import pytest
 from tests import machines
 from tests.unit.building.conftest import Workshop
 from torchtailor.building.choose import VariantChoice, choose
+from torchtailor.building.shown import Line, Rows
 from torchtailor.building.wheel.graph import describe_variant
 from torchtailor.building.wheel.options import WheelOptions
 from torchtailor.building.wheel.plan import Treatment
@@ -155,6 +156,28 @@ def test_a_shared_name_falls_back_to_what_is_available_and_says_so(workshop: Wor
     assert str(one.variant.release.version) == "2.8.0"
     assert any("is not available" in note for note in one.notes)
     assert any("The newest available is pytorch28-python313-cpu-armv9" in note for note in one.notes)
+
+
+def test_where_nothing_can_stand_in_the_error_says_how_many_were_tried(workshop: Workshop) -> None:
+    workshop.site.content = {}
+    with pytest.raises(NoMatchError, match=r"Nor is any of the \d+ other builds of sm90-avx512, down to PyTorch 2"):
+        workshop.plan("sm90-avx512", release=None, explicit_index=True)
+
+
+def test_a_name_that_nothing_stands_in_for_says_how_to_let_something(workshop: Workshop) -> None:
+    with pytest.raises(NoMatchError) as caught:
+        workshop.plan("pytorch215-python312-cuda13_2-sm90-avx512", release=None, explicit_index=True)
+    assert "Only pytorch215-python312-cuda13_2-sm90-avx512 was looked for" in caught.value.hint
+    assert "`torchtailor build sm90-avx512 --dry-run`" in caught.value.hint
+
+
+def test_the_answer_stands_before_the_notes(workshop: Workshop) -> None:
+    """Where each wheel is from stood before the table of wheels, a screen of it."""
+    plan = workshop.plan("cpu-armv9", release=None, explicit_index=True)
+    shown = list(plan.lines(dry_run=True))
+    table = next(number for number, item in enumerate(shown) if isinstance(item, Rows))
+    notes = [number for number, item in enumerate(shown) if isinstance(item, Line) and item.text.startswith("note: ")]
+    assert table <= 2 and len(notes) >= 2 and min(notes) == table + 2  # the cost is between
 
 
 def test_choosing(catalog: Catalog) -> None:

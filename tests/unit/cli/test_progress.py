@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 from rich.console import Console
@@ -88,6 +89,39 @@ def test_a_line_a_minute_where_nobody_watches(log: io.StringIO, clock: list[floa
     lines = log.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[0].startswith("Reading host code: 600 kB of 4 MB")
+
+
+def test_what_takes_long_is_said_at_once(log: io.StringIO, clock: list[float]) -> None:
+    """A refusal came after 43 seconds without a word."""
+    with bar.ProgressBar(quiet=False) as shown:
+        shown.begin("Reading libraries", 4_000_000_000)
+        assert log.getvalue() == "Reading libraries: 4 GB ...\n"
+        shown.begin("Reading names", 4_000)
+    assert len(log.getvalue().splitlines()) == 1
+
+
+def soon_drawn(terminal: io.StringIO, text: str) -> str:
+    """What a thread draws."""
+    said = ""
+    for _ in range(200):
+        said += drawn(terminal)
+        if text in said:
+            break
+        sleep(0.02)
+    return said
+
+
+def test_a_plan_says_that_it_asks_the_indexes(terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Asking the package indexes"
+    with console.working(text):
+        assert text in soon_drawn(terminal, text)
+    drawn(terminal)
+    with console.working(text, quiet=True):
+        assert not drawn(terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    monkeypatch.setattr(console, "_LONG", 0.01)
+    with console.working(text):
+        assert soon_drawn(terminal, "...") == f"{text} ...\n"
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
+import urllib3
 
 from tests.unit.fetch.test_hostile import Make, dripping
 from torchtailor.core.errors import NetworkError
@@ -47,3 +49,19 @@ def test_a_layer_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.raises(NetworkError, match="comes too slowly"),
         ):
             list(pieces)
+
+
+def test_a_name_that_nobody_knows_is_asked_for_twice(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of forty releases asked again."""
+    asked = []
+
+    def unknown(self: urllib3.PoolManager, method: str, url: str, **_: object) -> None:
+        asked.append(url)
+        raise urllib3.exceptions.NameResolutionError("nowhere.invalid", None, socket.gaierror())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", unknown)
+    asking = Client(settings(retries=2))
+    for number in range(4):
+        with pytest.raises(NetworkError, match=f"nowhere.invalid/{number} cannot be reached: DNS lookup failed"):
+            asking.get(f"https://nowhere.invalid/{number}")
+    assert len(asked) == 2

@@ -181,7 +181,9 @@ class TestCommands:
                      "win_amd64")  # fmt: skip
         shown = call("inspect", path, "--gpu", "9.0")
         assert shown.returncode == 0
-        assert "2 Windows libraries with " in shown.stdout and "gfx942" in shown.stdout and "sm_90" in shown.stdout
+        assert "2 Windows libraries with " in shown.stdout
+        detailed = call("inspect", path, "--gpu", "9.0", "--detail").stdout
+        assert "gfx942" in detailed and "sm_90" in detailed
         assert "0 libraries" not in shown.stdout and "would save" not in shown.stdout
         assert "is a wheel for Windows" in self.refused(path, tmp_path / "out")
         assert "is a wheel for Windows" in self.refused(path, tmp_path / "out", "--dry-run")
@@ -196,6 +198,15 @@ class TestCommands:
         assert (file["kind"], file["name"]) == ("ROCm library", "r/lib.so")
         assert {row["kind"] for row in file["architectures"]} == {"hip"}
         assert "has GPU code for ROCm only" in self.refused(path, tmp_path / "out", *options)
+
+    def test_what_is_never_cut_is_a_row(self, tmp_path: Path) -> None:
+        """It was a row for each architecture, twenty of them in bitsandbytes."""
+        files = {f"m/rocm{number}.so": elf(Place(".hip_fatbin", BUNDLE)) for number in range(3)}
+        path = wheel(tmp_path, "m", files | {"m/cuda.so": elf(Place(".nv_fatbin", CUDA))})
+        rows = [line for line in call("inspect", path).stdout.splitlines() if "ROCm library " in line]
+        assert len(rows) == 1 and f"{len(ROCM6)} architectures" in rows[0] and "rocm0.so and 2 more" in rows[0]
+        detailed = call("inspect", path, "--detail").stdout
+        assert all(name in detailed for name in ROCM6)
 
     def test_rocm_beside_cuda_stays_as_it_is(self, tmp_path: Path) -> None:
         files = {"m/rocm.so": elf(Place(".hip_fatbin", BUNDLE)), "m/cuda.so": elf(Place(".nv_fatbin", CUDA))}

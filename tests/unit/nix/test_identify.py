@@ -82,7 +82,7 @@ def test_a_version_that_no_release_has_is_refused_without_a_release(
 ) -> None:
     path = add(tmp_path, "12_9", more='version = "2.9.0";')
     before = path.read_text()
-    with pytest.raises(UsageError, match=r"2\.9\.0 \(1 recipes\), which no release has"):
+    with pytest.raises(UsageError, match=r"2\.9\.0 \(1 recipe\), which no release has"):
         plan_migration(catalog, tree_at(tmp_path))
     assert main(["recipes", "migrate", str(tmp_path)]) == ExitCode.USAGE
     assert "--release" in capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_several_pins_of_a_tree_are_said(catalog: Catalog, tmp_path: Path) -> No
     add(tmp_path, "12_9", rev=NOWHERE)
     add(tmp_path, "12_9", rev=NOWHERE, isa="avx")  # which the release does not have, so that it stays as it is
     migration = plan_migration(catalog, tree_at(tmp_path), release="cuda-12_9", replace_pin=True)
-    assert f"The tree pins several nixpkgs: {NOWHERE[:12]} (1 recipes), {NEW[:12]} (50 recipes)." in migration.report()
+    assert f"The tree pins several nixpkgs: {NOWHERE[:12]} (1 recipe), {NEW[:12]} (50 recipes)." in migration.report()
 
 
 def test_a_nixpkgs_of_no_revision_is_listed(catalog: Catalog, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ def test_source_units() -> None:
 FILES = {
     "torch-2.10.0.dist-info/RECORD": "torch.dist-info/RECORD",
     "torch/lib/libgomp-24e2ab19.so.1.0.0": "torch/lib/libgomp.so",
+    "lib/libfoo-1a2b3c4d.so": "lib/libfoo.so",
+    "scipy.libs/libgfortran-040039e1-0352e75f.so.5.0.0": "scipy.libs/libgfortran.so",  # of a wheel repaired twice
+    "numpy.libs/libopenblas64_p-r0-0cf96a72.3.23.dev.so": "numpy.libs/libopenblas64_p-r0.3.23.dev.so",
     "torch/_C.cpython-312-x86_64-linux-gnu.so": "torch/_C.so",
     "nvidia/cudnn/lib/libcudnn.so.9": "nvidia/cudnn/lib/libcudnn.so",
     "torch/lib/libtorch_cuda.so": "torch/lib/libtorch_cuda.so",

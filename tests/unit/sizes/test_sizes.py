@@ -182,6 +182,26 @@ def test_a_budget_that_is_kept(tmp_path: Path) -> None:
     assert done.returncode == 0 and "nothing is called absent.so" in done.stderr
 
 
+def test_libraries_of_two_versions_are_one_and_have_the_name_that_people_know(tmp_path: Path) -> None:
+    """`libcurand.so` was said of libcurand.so.10."""
+    content = (FIXTURES / "size.so").read_bytes()
+    old = wheel_of(tmp_path, "demo-1.0", {"d/libcurand.so.10": content, "d/libfoo-1a2b3c4d.so": content})
+    new = wheel_of(tmp_path, "demo-1.1", {"d/libcurand.so.10": content + b"x", "d/libfoo-99999999.so": content + b"x"})
+    files = {one["name"]: one for one in json.loads(call("diff", old, new, "--json").stdout)["files"]}
+    assert {"d/libcurand.so.10", "d/libfoo.so"} <= set(files)
+    assert all(files[name]["old"] and files[name]["new"] for name in ("d/libcurand.so.10", "d/libfoo.so"))
+    budget = tmp_path / "budget.toml"
+    for name in ("libcurand.so", "libcurand.so.10"):
+        budget.write_text(f'[budget]\nlibrary."{name}" = {{size = "1 B"}}\n')
+        assert call("diff", old, new, "--budget", budget).returncode == ExitCode.OVER_BUDGET
+
+
+def test_inspect_says_what_of_its_promise_is_no_gpu_code() -> None:
+    """Of xgboost 56.1 MB would be saved, beside 48.1 MB of GPU code."""
+    assert " of it symbol tables" in call("inspect", FIXTURES / "raw.so", "--gpu", "9.0").stdout
+    assert "symbol tables" not in call("inspect", FIXTURES / "size.so", "--gpu", "8.0").stdout
+
+
 BAD = {
     "no budget": "x = 1\n",
     "no TOML": "[budget\n",

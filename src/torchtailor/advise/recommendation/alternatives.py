@@ -136,8 +136,8 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
     if situation.devices:
         found += _containers(situation)
         text = (
-            "Use the GPU of another machine: run `torchtailor detect --json` there and `torchtailor recommend --from "
-            "FILE` here to get a recommendation for it."
+            "Ask for another machine: `torchtailor detect --json > machine.json` there, then `torchtailor recommend "
+            "--from machine.json` here."
         )
         found.append(Alternative("remote", text))
     return tuple(found)

@@ -132,7 +132,7 @@ class NixBackend:
 
     def _build(self, variant: Variant, out: Path, progress: Progress) -> NixOutput:
         job = self._job(variant, out, write=True)
-        progress.stage(f"Building {job.name} with {job.tool}, {job.cores} jobs; logs in {job.logs}")
+        progress.stage(f"Building {job.name} with {job.tool}, {counted(job.cores, 'job')}; logs in {job.logs}")
         return run_nix_job(job, progress=progress, ledger=self._ledger, release=variant.release.recipe_name)
 
     def _job(self, variant: Variant, out: Path, *, write: bool) -> NixJob:

@@ -25,6 +25,7 @@ from torchtailor.building.source.tree import SourceTree, copy_tree
 from torchtailor.building.source.watch import sample
 from torchtailor.core.disk import staging_folder, write_atomically
 from torchtailor.core.errors import BuildFailedError, EnvironmentProblem
+from torchtailor.core.format import counted
 from torchtailor.core.progress import Progress
 from torchtailor.verification.failures import Diagnosis, diagnose
 
@@ -164,7 +165,8 @@ class BuildAttempt:
         heavy = write_pool(space.build, space.tables, self.jobs.heavy)
         environment["MAX_JOBS"] = str(self.jobs.total)
         self.running.configuration |= {"jobs": self.jobs.total, "heavy_jobs": self.jobs.heavy}
-        self.log.say(f"{self.jobs.total} jobs, {self.jobs.heavy} of them for {heavy} heavy files: {self.jobs.why}")
+        jobs = counted(self.jobs.total, "job")
+        self.log.say(f"{jobs}, {self.jobs.heavy} of them for {heavy} heavy files: {self.jobs.why}")
         if space.ccache:
             count_from_zero(environment)
         self._compile(environment)
@@ -227,7 +229,7 @@ class BuildAttempt:
         assert self.jobs is not None
         kinds = edges(space.build, space.tables)
         self._estimate = Estimate(kinds, read_log(space.build), self.jobs.total, space.speed, whole=space.whole)
-        what = f"{len(kinds)} files" if space.whole else ", ".join(space.targets)
+        what = counted(len(kinds), "file") if space.whole else ", ".join(space.targets)
         self._stage("compile", f"Compiling {what}, {self.jobs.total} in parallel")
         line = (str(space.ninja), "-C", str(space.build), "-j", str(self.jobs.total), *space.targets)
         self._run(line, space.source, environment)

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from torchtailor.building.source.tables import CostRow, Tables
 from torchtailor.catalog import SOURCE, Capability, Catalog
 from torchtailor.catalog.variants import Variant, coverage, matrix_of
+from torchtailor.core.format import counted
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class MatrixPlan:
     def cost_text(self) -> str:
         if self.variants == 1:
             return f"About {self.cost.naive:.1f} core-hours."
-        each = f"{self.variants} variants one by one: {self.cost.naive:.0f} core-hours. "
+        each = f"{counted(self.variants, 'variant')} one by one: {self.cost.naive:.0f} core-hours. "
         return f"{each}Shared ({len(self.groups)} builds): {self.cost.shared:.0f} core-hours."
 
     @property

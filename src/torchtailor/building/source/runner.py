@@ -39,6 +39,7 @@ from torchtailor.catalog.variants.variant import Variant
 from torchtailor.core.disk import locked
 from torchtailor.core.documents import Bytes, Seconds, document
 from torchtailor.core.errors import EnvironmentProblem
+from torchtailor.core.format import counted
 from torchtailor.core.progress import Progress
 from torchtailor.core.pythons import find_base_python
 from torchtailor.core.room import free_at
@@ -364,7 +365,7 @@ class SourceBuilder:
                 fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
                 if fewer:
                     jobs = fewer
-                    self.progress.stage(f"Memory ran out; continuing with {jobs.total} jobs")
+                    self.progress.stage(f"Memory ran out; continuing with {counted(jobs.total, 'job')}")
                     continue
                 fixed = _apply_fix(stopped, configuration, attempt.jobs) if fixes else None
                 if fixed is None:
@@ -455,5 +456,5 @@ def _apply_fix(
     if fixed.digest == configuration.digest and fewer is None:
         return None
     changes = [f"{name}={value}" for name, value in {**auto.switches, **auto.environment}.items()]
-    changes += [f"{fewer.total} jobs"] if fewer else []
+    changes += [counted(fewer.total, "job")] if fewer else []
     return fixed, fewer or jobs, ", ".join(changes)

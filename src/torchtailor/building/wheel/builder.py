@@ -31,6 +31,7 @@ from torchtailor.building.wheel_jobs import (
 from torchtailor.catalog import WHEEL
 from torchtailor.core.disk import DamagedFileError, disk_errors
 from torchtailor.core.documents import Bytes, Seconds, document, plain
+from torchtailor.core.format import counted
 from torchtailor.trees.index.variants import VariantLabel
 from torchtailor.wheelhouse.variants_index import write_variants_index
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
@@ -103,7 +104,7 @@ class _HereRun:
                 self._pack(packing)
 
     def _fetch(self, jobs: Sequence[FetchWheel]) -> None:
-        self._context.progress.stage(f"Fetching {len(jobs)} wheels")
+        self._context.progress.stage(f"Fetching {counted(len(jobs), 'wheel')}")
         with self._measuring("fetch", FETCH_KEY) as sizes:
             fetched = fetch_all(jobs, self._context)
             sizes += [item.downloaded for item in fetched.values()]

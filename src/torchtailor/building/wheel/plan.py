@@ -22,7 +22,7 @@ from torchtailor.catalog.variants import Variant, coverage
 from torchtailor.code.gpucode.targets import NO_GPU
 from torchtailor.core.documents import Bytes, Seconds, document
 from torchtailor.core.errors import NetworkError, NoMatchError, TorchtailorError, UsageError
-from torchtailor.core.format import human_bytes, human_seconds
+from torchtailor.core.format import counted, human_bytes, human_seconds
 from torchtailor.core.room import DiskNeed, check_room, device_of, disk_needs
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
@@ -249,13 +249,13 @@ class WheelPlan:
         )
 
     def lines(self, *, dry_run: bool) -> Iterator[Shown]:
-        """Each variant with what it gives, the wheels of the first, and the cost; on stderr also in a dry run."""
+        """Each variant with what it gives, the wheels of the first, and the cost, then what else is to be known of
+        them; on stderr also in a dry run."""
         for item in self.plans:
             variant = item.variant
             release = f"PyTorch {variant.release.version} ({item.label}), Python {variant.python}, {variant.arch}"
             yield Line(f"{item.name}: {release}")
-            for text in (*item.notes, item.gives, *item.other_methods):
-                yield Line(f"  {text}")
+            yield Line(f"  {item.gives}")
         rows = [
             (
                 wheel.name,
@@ -269,6 +269,8 @@ class WheelPlan:
         ]
         yield Rows(("wheel", "version", "size", "download", "treatment", "from"), rows)
         yield Line(self.cost_text)
+        for text in dict.fromkeys(text for item in self.plans for text in (*item.notes, *item.other_methods)):
+            yield Line(f"note: {text}")
 
     def jobs_on(self, place: JobPlace) -> PlannedJobs:
         """The jobs of this plan on many machines."""
@@ -279,6 +281,23 @@ class WheelPlan:
     def check(self) -> None:
         """Refuse before anything is downloaded where the disk is too small."""
         check_room("This build", self.cost.needs)
+
+
+def _of_all(choice: VariantChoice, first: TorchtailorError) -> TorchtailorError:
+    """A problem, with what was tried after it; of a name that nothing stands in for, how to let something."""
+    if isinstance(first, UsageError):
+        return first
+    if older := choice.fallbacks:
+        oldest = min(older, key=lambda variant: variant.release.version).release.version
+        others = counted(len(older), "other build")
+        tried = f"Nor is any of the {others} of {choice.variant.short_name}, down to PyTorch {oldest}."
+        return type(first)(f"{first.message} {tried}", first.hint)
+    if choice.named:
+        name = choice.variant.short_name
+        hint = f"Only {choice.variant.unique_name} was looked for; `torchtailor build {name} --dry-run`, which names "
+        hint += "neither release nor toolkit, finds the newest that the indexes have."
+        return type(first)(first.message, f"{hint} {first.hint}".rstrip())
+    return first
 
 
 class Planner:
@@ -344,7 +363,7 @@ class Planner:
         """The problem with the newest release, and what else was looked for."""
         first, unseen = problems[0], next((one for one in problems if isinstance(one, NetworkError)), None)
         if choice.variant.gpu is not None or self._options.without_gpu or first is unseen:
-            return first
+            return _of_all(choice, first)
         if unseen is not None:
             return NetworkError(f"{first.message} {unseen.message}", unseen.hint)
         older = [str(fallback.release.version) for fallback in choice.fallbacks]

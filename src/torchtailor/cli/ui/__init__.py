@@ -13,6 +13,7 @@ from torchtailor.cli.ui.console import (
     printed_documents,
     progress,
     table,
+    working,
 )
 from torchtailor.core.format import human_bytes, human_seconds
 
@@ -31,4 +32,5 @@ __all__ = [
     "printed_documents",
     "progress",
     "table",
+    "working",
 ]

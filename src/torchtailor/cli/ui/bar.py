@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MINUTE = 60.0
 _FRAME = 0.1
+_LARGE = 1_000_000_000
 
 
 class ProgressBar(Progress):
@@ -54,6 +55,8 @@ class ProgressBar(Progress):
         self._task = self._progress.add_task(what, total=total or None)
         self._progress.start()
         self._progress.refresh()
+        if self._lines and total >= _LARGE:  # seconds at least: a line before the first of them
+            err().print(f"{what}: {human_bytes(total)} ...", markup=False)
 
     def advance(self, size: int) -> None:
         self._done += size

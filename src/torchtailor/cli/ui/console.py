@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -134,6 +136,7 @@ def table(
     return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
 
 
+_LONG = 5.0  # seconds without a word
 _LITTLE = 100_000  # bytes
 _FEW = 20  # rows
 
@@ -182,6 +185,24 @@ def _table(
     for row in rows:
         drawn.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     return drawn
+
+
+@contextmanager
+def working(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Says what is being done from the first second on, where somebody watches; elsewhere a line if it takes long."""
+    if quiet:
+        yield
+    elif sys.stderr.isatty():
+        with err().status(text):
+            yield
+    else:
+        late = threading.Timer(_LONG, lambda: err().print(f"{text} ...", markup=False))
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
 
 
 def progress(*, quiet: bool = False, threads: bool = True) -> Progress:

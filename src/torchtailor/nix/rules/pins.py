@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.catalog.variants.variant import Variant
+from torchtailor.core.format import counted
 from torchtailor.nix.pins import UNKNOWN_HASH
 from torchtailor.nix.recipe import Recipe
 from torchtailor.nix.rules.base import AuditContext, Severity, recipe_rule, tree_rule, variant_rule
@@ -102,9 +103,9 @@ def pin_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         path, line = places[0]
         unchecked = "its package sets, versions and drivers are not checked"
         if _REVISION.fullmatch(what):
-            yield path, line, f"nixpkgs {what[:12]} ({len(places)} recipes) is unknown: {unchecked}"
+            yield path, line, f"nixpkgs {what[:12]} ({counted(len(places), 'recipe')}) is unknown: {unchecked}"
         elif what.startswith("nixpkgs"):
-            yield path, line, f"{what} ({len(places)} recipes) is unknown: {unchecked}"
+            yield path, line, f"{what} ({counted(len(places), 'recipe')}) is unknown: {unchecked}"
         else:
             yield path, line, f"{what} is not fetched: {len(places)} recipes that need it were not evaluated"
 

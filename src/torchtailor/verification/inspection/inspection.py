@@ -151,6 +151,11 @@ class Inspection:
             return cut.saved
         return 0 if library.moved else library.stored - kept_bytes(library, self._policy(device))
 
+    def symbols_in_all(self, device: Capability) -> int:
+        """How many of the bytes that tailoring would take out are no GPU code: symbol tables, and filler."""
+        cuts = (self._cut(library, device) for library in self.libraries)
+        return sum(max(cut.saved - (cut.gpu_before - cut.gpu_after), 0) for cut in cuts if cut)
+
     def zeroed_in_all(self, device: Capability) -> int:
         """How many bytes of removed code stay in their files as zeros, in all libraries; of an image, about."""
         policy = self._policy(device)

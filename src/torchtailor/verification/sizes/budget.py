@@ -14,7 +14,7 @@ from torchtailor.catalog.budgets import Allowance, Budget, amount
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.format import human_bytes
 from torchtailor.core.trust import Limit, read_limited
-from torchtailor.verification.sizes.compare import SizeChange, SizeComparison
+from torchtailor.verification.sizes.compare import SizeChange, SizeComparison, unversioned
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -77,7 +77,9 @@ def _matched(comparison: SizeComparison, budget: Budget) -> Iterator[tuple[str, 
 
 
 def _named(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern)
+    """With its folder or without, with its version or without."""
+    names = [form for one in (name, unversioned(name)) for form in (one, one.rpartition("/")[2])]
+    return any(fnmatchcase(one, pattern) for one in names)
 
 
 def _over(name: str, change: SizeChange, allowance: Allowance) -> Iterator[Exceeded]:

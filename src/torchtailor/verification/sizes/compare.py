@@ -15,7 +15,8 @@ from torchtailor.verification.inspection.measure import SizeRow, Sizes, SizeTota
 from torchtailor.verification.inspection.parts import PLAIN_FILES, ByteClass
 
 _DIST_INFO = re.compile(r"(?:^|(?<=/))([A-Za-z0-9_.]+)-[^/]+\.(dist-info|data)(?=/)")
-_MANGLED_LIBRARY = re.compile(r"-[0-9a-f]{8}(?=(?:\.\d+)*\.so)")  # what auditwheel adds to names
+# What auditwheel adds to names; to that of a library of a wheel that it repaired before, twice.
+_MANGLED_LIBRARY = re.compile(r"(?:-[0-9a-f]{8})+(?=(?:\.\w+)*\.so)")
 _PYTHON_TAG = re.compile(r"\.(?:cpython-[\w-]+|abi3)(?=\.so$)")
 _SO_VERSION = re.compile(r"(?<=\.so)(?:\.[\w.]+)$")
 _INLINE_NAMESPACE = re.compile(r"\b(?:CUB|THRUST|_V)_\d{6}_\w+::")  # of CCCL: its version, and what it was built for
@@ -98,7 +99,28 @@ class SizeComparison:
 
     @cached_property
     def files(self) -> tuple[SizeChange, ...]:
+        """By file; one whose name says a version or a hash is the same file in both."""
+        return tuple(msgspec.structs.replace(one, name=self._named(one.name)) for one in self._files)
+
+    @cached_property
+    def _files(self) -> tuple[SizeChange, ...]:
         return self._by(lambda row: unversioned(row.file))
+
+    @cached_property
+    def _names(self) -> Mapping[str, set[str]]:
+        """The files' own names, of the new side or, where it has none, of the old one."""
+        sides: list[dict[str, set[str]]] = []
+        for rows in (self.old.rows, self.new.rows):
+            names: dict[str, set[str]] = {}
+            for row in rows:
+                names.setdefault(unversioned(row.file), set()).add(_without_hashes(row.file))
+            sides.append(names)
+        return sides[0] | sides[1]
+
+    def _named(self, file: str) -> str:
+        """`libcurand.so.10` of `libcurand.so`: the one name that it has, or that by which several are the same."""
+        names = self._names.get(file, set())
+        return next(iter(names)) if len(names) == 1 else file
 
     @cached_property
     def classes(self) -> tuple[SizeChange, ...]:
@@ -117,10 +139,13 @@ class SizeComparison:
     def causes(self) -> tuple[SizeChange, ...]:
         """What changed by itself, in words and the largest first: a file that is new or gone is one of them, whatever
         is in it."""
-        whole = {one.name for one in self.files if one.verdict in ("new", "gone")}
-        found = [(one, (one.name, "", "")) for one in self.files if one.growth and one.name in whole]
+        whole = {one.name for one in self._files if one.verdict in ("new", "gone")}
+        found = [(one, (one.name, "", "")) for one in self._files if one.growth and one.name in whole]
         found += [(one, name) for one in self.parts if one.growth and (name := _split(one.name))[0] not in whole]
-        named = (msgspec.structs.replace(one, name=_in_words(*name)) for one, name in found)
+        named = (
+            msgspec.structs.replace(one, name=_in_words(self._named(file), kind, code))
+            for one, (file, kind, code) in found
+        )
         return tuple(sorted(named, key=lambda one: (-abs(one.growth), one.name)))
 
     @cached_property
@@ -167,7 +192,12 @@ class SizeComparison:
 
 def unversioned(file: str) -> str:
     """A file's name without what every release changes: versions of packages and libraries, hashes, Python tags."""
-    for pattern in (_MANGLED_LIBRARY, _PYTHON_TAG, _SO_VERSION):
+    return _SO_VERSION.sub("", _without_hashes(file))
+
+
+def _without_hashes(file: str) -> str:
+    """The same with the version of a library, by which people know it."""
+    for pattern in (_MANGLED_LIBRARY, _PYTHON_TAG):
         file = pattern.sub("", file)
     return _WHEEL.sub(r"\1.whl", _DIST_INFO.sub(r"\1.\2", file))
 
