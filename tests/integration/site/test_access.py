@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.site.conftest import open_page
-from tests.unit.gpucode.builders import FIXTURES
+from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin, elf
 from tests.unit.sizes.test_sizes import wheel_of, wheel_with
 from torchtailor.site.published import PublishedVariant, front_page
 from torchtailor.trees.artifact.artifact import open_artifact
@@ -129,3 +129,42 @@ def test_axe_finds_nothing_in_a_page_of_sizes(browser: Any, tmp_path: Path, axe:
     open_page(browser, tmp_path / "sizes.html")
     assert browser.execute_script("return document.querySelectorAll('#treemap .tile').length") > 1
     check_both_themes(browser, axe)
+
+
+def test_names_in_a_page_of_sizes_are_whole_on_a_telephone(browser: Any, tmp_path: Path) -> None:
+    """Names in the map ended where their tile did, which made `compute_8` of `compute_80`."""
+    kernels = ("vectorized_elementwise_kernel", "DeviceSegmentedSortFallbackKernel")
+    codes = [
+        Entry(cubin(f"{sm}", 3000, kernel=f"_ZN4demo{len(name)}{name}ILi{sm}EEEvv"), sm=sm)
+        for sm in range(70, 88)
+        for name in kernels
+    ]
+    old, new = (
+        wheel_of(
+            tmp_path,
+            f"demo-1.{n}",
+            {
+                f"demo/libdemo_{count}_kernels.so": elf(Place(".nv_fatbin", container(*codes[: 4 * count + 2 * n])))
+                for count in range(1, 9)
+            },
+        )
+        for n in range(2)
+    )
+    compared = SizeComparison(*(measure(open_artifact(wheel), kernels=True, processes=1) for wheel in (old, new)))
+    write_page(compared, tmp_path / "sizes.html")
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        open_page(browser, tmp_path / "sizes.html")
+        cut = """return [...document.querySelectorAll('#treemap .tile, #treemap .patch, table.numbers th')]
+            .filter(one => one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight)
+            .map(one => one.textContent)"""
+        assert browser.execute_script(cut) == []
+        shown = "return [...document.querySelectorAll('#treemap .patch')].map(one => one.textContent).filter(Boolean)"
+        assert "sm_70" in browser.execute_script(shown)
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 400
+        wide = "return [...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+        assert browser.execute_script(wide) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from tests.calling import call
 from tests.oracle.library import read_library
@@ -21,11 +24,13 @@ from tests.unit.gpucode.test_foreign import BUNDLE, PACKED, dll
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.core.errors import ExitCode
+from torchtailor.core.format import human_bytes
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.inspection import read
 from torchtailor.verification.inspection.inspect import inspect as read_inspection
 from torchtailor.verification.inspection.measure import Sizes, measure
 from torchtailor.verification.inspection.parts import ByteClass
+from torchtailor.verification.sizes.history import newest_of_each
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 
@@ -244,10 +249,95 @@ def test_a_page_says_in_words_what_came_and_what_names_mean(tmp_path: Path) -> N
     text = (tmp_path / "diff.html").read_text()
     assert "New: code for sm_90 (lib.so). Gone: code for sm_70 (lib.so)." in text
     assert "By kind: C headers +4.5 kB" in text
-    assert "<th scope=row>sm_90<br><small>Hopper: H100" in text
-    assert "<th scope=row>kernel<br><small>sm_70, sm_80, sm_90</small>" in text
-    assert "<th scope=row>a.h</th>" in text
-    assert "__init__.py</th>" not in text
+    assert ("sm_90", "Hopper: H100") in {(name, below[:12]) for name, _, below in rows_of_page(text)}
+    assert "a.h" in {name for name, *_ in rows_of_page(text)}
+    assert "__init__.py" not in {name for name, *_ in rows_of_page(text)}
+
+
+def rows_of_page(page: str) -> list[tuple[str, list[str], str]]:
+    """Of all tables the name, the cells, and what stands below them."""
+    found: list[tuple[str, list[str], str]] = []
+    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page.replace("<wbr>", "")):
+        cells = [re.sub(r"<small>(.*?)</small>", r" (\1)", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t", row)]
+        if "colspan" in row:
+            found[-1] = (*found[-1][:2], cells[0])
+        elif "scope=row" in row:
+            found.append((cells[0], cells[1:], ""))
+    return found
+
+
+def sections_of_page(page: str) -> dict[str, list[tuple[str, list[str], str]]]:
+    return {part.partition("</h2>")[0]: rows_of_page(part) for part in page.split("<h2>")[1:]}
+
+
+def test_a_page_compares_kernels_by_architecture(tmp_path: Path) -> None:
+    """A reader took the sum over all architectures for what each of them grew by, and counts were in the text alone."""
+    wheels = []
+    for name, instances in (("demo-1.0", 1), ("demo-1.1", 3)):
+        codes = [Entry(cubin("80", 4000, kernel="_Z1kILi0EEvv"), sm=80)]
+        for sm in (90, 100):
+            codes += [Entry(cubin(f"{sm}", 40 * sm, kernel=f"_Z1kILi{one}EEvv"), sm=sm) for one in range(instances)]
+            codes += [Entry(cubin(f"{sm}", 2000 * instances, kernel="lone"), sm=sm)]
+        wheels.append(wheel_of(tmp_path, name, {"demo/lib.so": elf(Place(".nv_fatbin", container(*codes)))}))
+    assert call("diff", *wheels, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
+    text = (tmp_path / "diff.html").read_text()
+    (kernels,) = (rows for title, rows in sections_of_page(text).items() if title.startswith("Kernels that grew"))
+    below = {name: below for name, _, below in kernels}
+    assert below["k"] == "sm_100 +8 kB (1 → 3 functions), sm_90 +7.2 kB (1 → 3 functions); unchanged: sm_80"
+    assert below["lone"] == "1 function as before for each: sm_100 +4 kB, sm_90 +4 kB"
+    assert "5 → 9 functions." in text
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])["tree"]
+    (code,) = (one for part in data["children"] for one in part["children"] if one["name"] == "sm_100")
+    assert all(kernel["old"] and kernel["old"] < kernel["size"] for kernel in code["children"][:2])
+
+
+def test_a_page_says_what_shrank_and_what_stayed(tmp_path: Path) -> None:
+    old = wheel_of(tmp_path, "demo-1.0", {"demo/a.h": b"//a\n" * 900, "demo/lib.so": library_for(80, 90)})
+    new = wheel_of(tmp_path, "demo-1.1", {"demo/a.h": b"//a\n" * 100, "demo/lib.so": library_for(80, 90, 100)})
+    assert call("diff", old, new, "--report", tmp_path / "diff.html").returncode == 0
+    text = (tmp_path / "diff.html").read_text()
+    sections = sections_of_page(text)
+    assert [name for name, *_ in sections["What shrank: -3.2 kB"]] == ["a.h"]
+    ((_, figures, below),) = (row for row in sections["By architecture"] if "unchanged" in row[0])
+    assert below == "sm_80, sm_90, containers" and figures[2].startswith("0")
+    # on disk and as compressed, before and after
+    sizes = [measured(wheel) for wheel in (old, new)]
+    for size in (*(one.total for one in sizes), *(wheel.stat().st_size for wheel in (old, new))):
+        assert human_bytes(size) in text.partition("At a glance")[0]
+    ((_, figures, _),) = (row for row in sections["What shrank: -3.2 kB"])
+    assert re.fullmatch(r"3\.6 kB \(\d+ B\)", figures[0])
+    # both names, of the page and of its window
+    assert "<title>demo 1.0 → 1.1: " in text and "<h1>demo 1.0 → 1.1</h1>" in text.replace("<wbr>", "")
+
+
+def library_for(*numbers: int) -> bytes:
+    return elf(Place(".nv_fatbin", container(*(Entry(cubin(f"{sm}", 4000), sm=sm) for sm in numbers))))
+
+
+def test_a_colour_of_a_page_is_one_thing(tmp_path: Path) -> None:
+    """Architectures that share a colour of the bar had the colour of host code in the map."""
+    (tmp_path / "lib.so").write_bytes(library_for(*range(70, 90)))
+    assert call("sizes", tmp_path / "lib.so", "--report", tmp_path / "page.html").returncode == 0
+    text = (tmp_path / "page.html").read_text()
+    tree = json.loads(text.split('id="data">')[1].split("</script>")[0])["tree"]
+    drawn = {name: found for found, name in re.findall(r'class="(c?\w+)" data-label="([^"]+)"', text)}
+
+    def leaves(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for child in node.get("children", []):
+            yield child["name"], child["colour"]
+            yield from leaves(child)
+
+    in_map = {name: colour for name, colour in leaves(tree) if name.startswith("sm_")}
+    assert len(in_map) > 10
+    for name, colour in in_map.items():
+        assert colour == drawn.get(name, drawn["other architectures"])
+    assert drawn["host"] not in in_map.values()
+
+
+def test_the_newest_of_each_minor_release() -> None:
+    """2.13.0+cpu of a second index stood for 2.13.0."""
+    versions = map(Version, ("2.13.0+cpu", "2.13.0", "2.12.0", "2.12.1+cpu", "2.12.1+cu130"))
+    assert [str(one) for one in newest_of_each(versions)] == ["2.12.1+cu130", "2.13.0"]
 
 
 def test_markdown_cannot_be_broken_by_names(tmp_path: Path) -> None:
@@ -345,7 +435,7 @@ def test_a_library_that_is_gone_is_one_change(tmp_path: Path) -> None:
     assert kernels and len(kernels) == len(set(kernels))
     text = page.read_text()
     assert "linked.so</th>" in text and "in linked.so</th>" not in text
-    assert "By architecture" in text and "Kernels of all libraries" in text
+    assert "By architecture" in text and "Kernels that grew" in text
     assert "linked.so | " in call("diff", old, new, "--markdown").stdout
 
 

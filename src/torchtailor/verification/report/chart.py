@@ -100,11 +100,11 @@ def _labels(rows: Sequence[LibraryRow]) -> tuple[str, ...]:
             if one:
                 sizes.update(one.parts)
     codes = [label for label, size in sizes.most_common() if label != HOST and size]
-    kept = sorted(codes[:_LABELS], key=_order)
+    kept = sorted(codes[:_LABELS], key=label_order)
     return (HOST, *kept, *([OTHERS] if len(codes) > _LABELS else []))
 
 
-def _order(label: str) -> tuple[str, int, str]:
+def label_order(label: str) -> tuple[str, int, str]:
     """sm_90 before sm_100, PTX after cubins."""
     kind, _, number = label.partition("_")
     digits = "".join(ch for ch in number if ch.isdigit())

@@ -13,7 +13,7 @@ from torchtailor.core.version import __version__
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.image.result import ImageLibrary, ImageReport, ImageResult, LayerResult
 from torchtailor.trees.artifact.drops import drop_rules
-from torchtailor.verification.report.parts import encoded, table, whole_page
+from torchtailor.verification.report.parts import encoded, section, table, whole_page
 
 _WIDTH = 600  # of a bar, in units of its drawing
 _LEFT = {
@@ -69,17 +69,13 @@ def _image(image: ImageResult, *, named: bool) -> str:
     cards = "".join(_cards(image))
     parts = [
         f'<section aria-label="At a glance {escape(image.platform)}" class="cards">{cards}</section>',
-        _section("Layers", _layers(image.layers)),
-        _section("Libraries", _libraries(image.libraries)),
-        _section("In several layers", _doubled(image)) if image.doubled else "",
-        _section("What could go besides", _droppable(image)) if image.droppable or image.shadowed else "",
-        _section("Notes", "".join(f"<p>{escape(note)}</p>" for note in image.notes)) if image.notes else "",
+        section("Layers", _layers(image.layers)),
+        section("Libraries", _libraries(image.libraries)),
+        section("In several layers", _doubled(image)) if image.doubled else "",
+        section("What could go besides", _droppable(image)) if image.droppable or image.shadowed else "",
+        section("Notes", "".join(f"<p>{escape(note)}</p>" for note in image.notes)) if image.notes else "",
     ]
     return title + "".join(parts)
-
-
-def _section(title: str, body: str) -> str:
-    return f'<section aria-label="{escape(title)}"><h2>{escape(title)}</h2>{body}</section>'
 
 
 def _cards(image: ImageResult) -> Iterator[str]:

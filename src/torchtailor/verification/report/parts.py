@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -10,6 +11,9 @@ from typing import Any
 
 from torchtailor.core.documents import json_text, plain
 from torchtailor.core.format import human_bytes
+
+_LONG = 14  # letters that a telephone has room for in the first column of a table
+_JOINT = re.compile(r"(?<=::)|(?<=[a-z0-9][_./-])(?=\w)|(?<=[a-z])(?=[A-Z])")
 
 
 def resource(name: str) -> str:
@@ -48,6 +52,16 @@ def table(heads: Sequence[str], rows: Iterable[str], *, name: str = "", foot: st
     under = f"<tfoot><tr>{foot}</tr></tfoot>" if foot else ""
     body = f"<thead>{over}<tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>{under}"
     return f"<div class=scroll tabindex=0><table{marks}>{body}</table></div>"
+
+
+def section(title: str, body: str) -> str:
+    """A part of a page under its own heading."""
+    return f'<section aria-label="{escape(title)}"><h2>{escape(title)}</h2>{body}</section>'
+
+
+def breakable(text: str) -> str:
+    """A long name, which may go on in the next line where its words end."""
+    return "<wbr>".join(map(escape, _JOINT.split(text))) if len(text) > _LONG else escape(text)
 
 
 def size_cell(size: int) -> str:

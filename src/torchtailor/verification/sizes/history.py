@@ -59,9 +59,9 @@ def history(project: str, measured: Iterable[tuple[Version, Sizes]]) -> HistoryD
 
 
 def newest_of_each(versions: Iterable[Version]) -> tuple[Version, ...]:
-    """The last patch release of each minor one: 2.7.1 and not 2.7.0."""
+    """The last patch release of each minor one: 2.7.1, not 2.7.0, and not 2.7.1+cpu, another build of it."""
     newest: dict[tuple[int, ...], Version] = {}
-    for version in sorted(versions):
+    for version in sorted(versions, key=lambda one: (Version(one.public), one.local is None, one)):
         newest[version.release[:2]] = version
     return tuple(newest.values())
 

@@ -23,8 +23,11 @@ def signed(growth: int) -> str:
 
 
 def share(change: SizeChange) -> str:
-    """` (+3.1 %)`; nothing where there was nothing before, or nothing changed."""
-    return f" ({100 * change.growth / change.old:+.1f} %)" if change.old and change.new and change.growth else ""
+    """` (+3.1 %)`, ` (+171 %)`; nothing where there was nothing before, or nothing changed."""
+    if not change.old or not change.new or not change.growth:
+        return ""
+    percent = 100 * change.growth / change.old
+    return f" ({percent:+.{0 if abs(percent) >= 99.95 else 1}f} %)"
 
 
 def _lines(comparison: SizeComparison, over: Sequence[Exceeded]) -> Iterator[str]:

@@ -25,6 +25,16 @@
     return [node.name, human(node.size), share, change(node)].filter(Boolean).join(", ");
   };
 
+  // A name goes on in the next line where its words end.
+  function write(element, name) {
+    name.split(/(?<=::|[a-z0-9][_./-])(?=\w)|(?<=[a-z])(?=[A-Z])/).forEach((part, index) => {
+      if (index) element.append(document.createElement("wbr"));
+      element.append(part);
+    });
+  }
+  const overflows = (element) =>
+    element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight;
+
   // Squarified: a row of tiles is filled while that makes its worst tile squarer.
   function layout(nodes, x, y, width, height) {
     const placed = [];
@@ -72,6 +82,7 @@
     const width = box.clientWidth, height = Math.max(320, Math.min(620, width * 0.6));
     box.style.height = height + "px";
     box.replaceChildren();
+    const nested = [], tiles = [], patches = [];
     for (const tile of layout(children, 0, 0, width, height)) {
       if (tile.width < 2 || tile.height < 2) continue;
       const small = Math.min(tile.width, tile.height) < 25;  // nobody hits it; the table opens it
@@ -83,38 +94,47 @@
       element.title = said(tile.node, node.size);
       element.style.cssText =
         `left:${tile.x}px;top:${tile.y}px;width:${Math.max(1, tile.width - 1)}px;height:${Math.max(1, tile.height - 1)}px`;
-      if (tile.width > 46 && tile.height > 18) element.textContent = tile.node.name.split("/").pop();
+      const shown = document.createElement("span");  // for the eye
+      if (tile.width > 30 && tile.height > 18) write(shown, tile.node.name.split("/").pop());
       if (tile.width > 70 && tile.height > 36) {
         const size = document.createElement("small");
         size.textContent = human(tile.node.size) + (change(tile.node) ? " (" + change(tile.node) + ")" : "");
-        element.append(size);
+        shown.append(size);
       }
-      if (!leaf && tile.width > 60 && tile.height > 60) {
-        const inner = tile.node.children.filter((child) => child.size > 0);
-        for (const part of layout(inner, 2, 34, tile.width - 5, tile.height - 37)) {
-          if (part.width < 2 || part.height < 2) continue;
-          const patch = document.createElement("span");
-          patch.className = "patch " + (part.node.colour || "host");
-          patch.setAttribute("aria-hidden", "true");
-          patch.style.cssText =
-            `left:${part.x}px;top:${part.y}px;width:${Math.max(1, part.width - 1)}px;height:${Math.max(1, part.height - 1)}px`;
-          if (part.width > 50 && part.height > 16) patch.textContent = part.node.name.split("/").pop();
-          element.append(patch);
-        }
-        element.classList.add("nested");
-      }
-      if (!leaf) {  // what is drawn in it is for the eye; its name is a text that is read
-        const shown = document.createElement("span");
+      element.append(shown);
+      if (!leaf) {  // what is drawn in it is not read; its name is
         shown.setAttribute("aria-hidden", "true");
-        shown.append(...element.childNodes);
         const name = document.createElement("span");
         name.className = "read";
         name.textContent = said(tile.node, node.size) + "; open";
-        element.append(shown, name);
+        element.append(name);
         element.addEventListener("click", () => open(tile.node));
+        if (tile.width > 60 && tile.height > 60) {
+          element.classList.add("nested");
+          nested.push({ tile, element, shown });
+        }
       }
+      tiles.push({ element, shown });
       box.append(element);
     }
+    // Half a name is another name: what does not fit is left to the title and to the table.
+    for (const { shown } of tiles.filter(({ element }) => overflows(element))) shown.textContent = "";
+    // Parts begin under the name, however many lines it takes.
+    for (const one of nested) one.top = one.shown.offsetTop + one.shown.offsetHeight + 2;
+    for (const { tile, element, shown, top } of nested) {
+      const inner = tile.node.children.filter((child) => child.size > 0);
+      for (const part of layout(inner, 2, top, tile.width - 6, Math.max(0, tile.height - top - 4))) {
+        if (part.width < 2 || part.height < 2) continue;
+        const patch = document.createElement("span");
+        patch.className = "patch " + (part.node.colour || "host");
+        patch.style.cssText =
+          `left:${part.x}px;top:${part.y}px;width:${Math.max(1, part.width - 1)}px;height:${Math.max(1, part.height - 1)}px`;
+        if (part.width > 30 && part.height > 16) write(patch, part.node.name.split("/").pop());
+        shown.append(patch);
+        patches.push(patch);
+      }
+    }
+    for (const patch of patches.filter(overflows)) patch.textContent = "";
     path.replaceChildren();
     where.forEach((step, index) => {
       const item = document.createElement("li");
@@ -138,11 +158,11 @@
       if (child.children && child.children.length) {
         const into = document.createElement("button");
         into.type = "button";
-        into.textContent = child.name;
+        write(into, child.name);
         into.addEventListener("click", () => open(child));
         name.append(into);
       } else {
-        name.textContent = child.name;
+        write(name, child.name);
       }
       row.append(name);
       for (const text of [human(child.size), (100 * child.size / node.size).toFixed(1) + " %", change(child)]) {

@@ -1,0 +1,222 @@
+"""What a page of sizes says of two artifacts: in words, and as tables of what grew, shrank and stayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+
+from torchtailor.catalog import load_catalog
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Suffix
+from torchtailor.core.format import human_bytes, printable
+from torchtailor.verification.inspection.kernels import HOST as HOST_FUNCTIONS
+from torchtailor.verification.inspection.measure import Sizes
+from torchtailor.verification.inspection.parts import CONTAINERS
+from torchtailor.verification.report.chart import label_order
+from torchtailor.verification.report.parts import breakable, section, table
+from torchtailor.verification.sizes.compare import KernelChange, SizeChange, SizeComparison, unversioned
+from torchtailor.verification.sizes.markdown import share, signed
+
+_ROWS, _LEAST = 15, 1  # of a table, at most and at least
+_FEW = 4
+_CODES = 12  # architectures that are named below a kernel
+_WORTH = 0.001  # of everything: smaller changes are one row
+_PACKED = "<p>In tables, second lines are sizes as compressed in the wheel.</p>"
+_NEXT = 0.01  # of the largest change of a function
+_UNPACKED = """<p>Bytes as they are unpacked: in files GPU code is compressed, so these are more than those above.
+A row is a function, or all instances of a template, in all libraries and for all architectures together; what became of
+it for each architecture stands below. (shared by functions) are headers, symbols and strings.</p>"""
+_NAMED = "<p>As far as symbol tables name them, by the beginning of their names.</p>"
+
+
+def in_words(comparison: SizeComparison) -> Iterator[str]:
+    """The answer at the top of the page, as lines of HTML."""
+    total = comparison.total
+    line = f"<strong>{signed(total.growth)}</strong>{_became(total)}"
+    if packed := _packed(total):
+        line += f" Compressed {signed(packed.growth)}{_became(packed)}"
+    yield line
+    if changed := [one for one in comparison.classes if abs(one.growth) >= _WORTH * total.new][:_FEW]:
+        yield f"By kind: {', '.join(f'{one.name} {signed(one.growth)}' for one in changed)}."
+    codes = sorted(
+        (one for one in comparison.architectures if one.name != CONTAINERS), key=lambda one: label_order(one.name)
+    )
+    went = [
+        _went(word, [one.name for one in codes if one.verdict == verdict], side)
+        for word, verdict, side in (("New", "new", comparison.new), ("Gone", "gone", comparison.old))
+    ]
+    if codes:
+        yield escape(" ".join(filter(None, went)) or "The architectures are the same as before.")
+    if kernels := [one for one in comparison.functions if one.code != HOST_FUNCTIONS]:
+        unpacked = _sum("", kernels)
+        yield f"GPU code unpacked: {signed(unpacked.growth)}{_became(unpacked)} {_functions(kernels)}."
+
+
+def comparing(comparison: SizeComparison) -> Iterator[str]:
+    """What grew and what shrank by itself, by whose it is, by architecture and by function."""
+    least = _WORTH * max(comparison.total.old, comparison.total.new)
+    if _packed(comparison.total):
+        yield _PACKED
+    yield from _both_ways("What", "What", comparison.causes, least=least)
+    for what, changes in (("Package", comparison.packages), ("File", comparison.files)):
+        if sum(abs(one.growth) >= max(least, 1) for one in changes) > 1:
+            yield section(f"By {what.lower()}", _table(what, _shown(changes, least=least)))
+    if changes := comparison.architectures:
+        rows = _shown(changes, rows=len(changes))
+        same = {rows[-1].name: _names(one.name for one in changes if not one.growth)}
+        yield section("By architecture", _table("Code for", rows, {**_meaning(), **same}))
+    for what, title, said, host in (
+        ("Kernel", "Kernels that", _UNPACKED, False),
+        ("Functions", "Host functions that", _NAMED, True),
+    ):
+        found = _by_name(comparison, host=host)
+        if host and (not found or abs(found[0][0].growth) < least):
+            continue
+        worth = _NEXT * max((abs(one.growth) for one, _ in found), default=0)
+        yield from _both_ways(
+            what,
+            title,
+            [one for one, _ in found],
+            said,
+            {} if host else {one.name: by for one, by in found},
+            least=worth,
+        )
+
+
+def _packed(change: SizeChange) -> SizeChange | None:
+    """The change of what is compressed, where both sides are."""
+    if change.old_packed is None or change.new_packed is None:
+        return None
+    return SizeChange(change.name, change.old_packed, change.new_packed)
+
+
+def _became(change: SizeChange) -> str:
+    return f"{share(change)}: {human_bytes(change.old)} became {human_bytes(change.new)}."
+
+
+def _went(word: str, codes: Sequence[str], sizes: Sizes) -> str:
+    """`New: code for sm_103, sm_110 (libnvjpeg.so).`; without the libraries where these are many."""
+    files = {unversioned(row.file).rpartition("/")[2] for row in sizes.rows if row.code in codes}
+    where = f" ({', '.join(sorted(files))})" if len(files) <= _FEW else ""
+    return f"{word}: code for {', '.join(codes)}{printable(where)}." if codes else ""
+
+
+def _both_ways(
+    what: str,
+    title: str,
+    changes: Sequence[SizeChange],
+    said: str = "",
+    below: Mapping[str, str] | None = None,
+    *,
+    least: float = 0,
+) -> Iterator[str]:
+    """What grew and what shrank, each with its sum: together one would hide the other."""
+    for word, sign in (("grew", 1), ("shrank", -1)):
+        if some := [one for one in changes if one.growth * sign > 0]:
+            heading = f"{title} {word}: {signed(sum(one.growth for one in some))}"
+            yield section(heading, said + _table(what, _shown(some, least=least), below))
+            said = ""
+
+
+def _shown(changes: Sequence[SizeChange], *, least: float = 0, rows: int = _ROWS) -> Sequence[SizeChange]:
+    """What somebody would look at, smaller changes together, and what did not change together."""
+    changed = [one for one in changes if one.growth]
+    shown = [one for place, one in enumerate(changed) if place < _LEAST or abs(one.growth) >= least][:rows]
+    rest, same = changed[len(shown) :], [one for one in changes if not one.growth]
+    if len(rest) == 1:
+        shown, rest = changed, []
+    together = ((f"{len(rest)} smaller changes", rest), (f"{len(same)} unchanged", same))
+    return [*shown, *(_sum(name, some) for name, some in together if some)]
+
+
+def _sum(name: str, changes: Iterable[SizeChange | KernelChange]) -> SizeChange:
+    sizes = [(one.old, one.new) for one in changes]
+    packed = [(one.old_packed, one.new_packed) for one in changes if isinstance(one, SizeChange)]
+    sides = ([size for size in side if size is not None] for side in zip(*packed, strict=True))
+    return SizeChange(
+        name,
+        sum(old for old, _ in sizes),
+        sum(new for _, new in sizes),
+        *(sum(side) if side else None for side in sides),
+    )
+
+
+def _by_name(comparison: SizeComparison, *, host: bool) -> Sequence[tuple[SizeChange, str]]:
+    """Functions of all libraries and architectures together, the largest change first, with what they became for each
+    architecture."""
+    by_name: dict[str, list[KernelChange]] = {}
+    for one in comparison.functions:
+        if (one.code == HOST_FUNCTIONS) == host:
+            by_name.setdefault(one.name, []).append(one)
+    changes = [(_sum(name, each), _by_code(each)) for name, each in by_name.items()]
+    return sorted(changes, key=lambda change: (-abs(change[0].growth), change[0].name))
+
+
+def _by_code(each: Sequence[KernelChange]) -> str:
+    """`8 → 20 functions for each: sm_100 +397 kB, sm_120 +388 kB; unchanged: sm_75`."""
+    counts = {(one.old_functions, one.new_functions) for one in each}
+    alike = len(counts) == 1
+    changed = [one for one in each if one.growth]
+    named = [
+        f"{one.code} {signed(one.growth)}{_new_or_gone(one)}{'' if alike else f' ({_functions([one])})'}"
+        for one in changed[:_CODES]
+    ]
+    if rest := changed[_CODES:]:
+        named.append(f"{len(rest)} more {signed(sum(one.growth for one in rest))}")
+    same = _names(one.code for one in each if not one.growth)
+    lines = [", ".join(named), *([f"unchanged: {same}"] if same else [])]
+    head = f"{_functions(each[:1])} for each: " if alike and counts != {(0, 0)} else ""
+    return head + "; ".join(lines)
+
+
+def _names(codes: Iterable[str]) -> str:
+    return ", ".join(sorted(codes, key=label_order))
+
+
+def _new_or_gone(change: KernelChange) -> str:
+    return "" if change.old and change.new else " (new)" if change.new else " (gone)"
+
+
+def _functions(kernels: Sequence[KernelChange]) -> str:
+    """`8 → 20 functions`, `8 functions as before`."""
+    were, are = sum(one.old_functions for one in kernels), sum(one.new_functions for one in kernels)
+    if were == are:
+        return f"{are:,} function{'s' * (are != 1)} as before"
+    return f"{were:,} → {are:,} functions"
+
+
+def _meaning() -> Mapping[str, str]:
+    """Which GPUs the names of architectures stand for."""
+    said = {CONTAINERS: "headers around GPU code"}
+    for capability, gpu in load_catalog().gpus.items():
+        for suffix in Suffix:
+            said |= {
+                f"{CodeTarget(CodeKind.CUBIN, capability, suffix)}": gpu.describe(),
+                f"{CodeTarget(CodeKind.PTX, capability, suffix)}": "PTX, which newer GPUs compile when they load it",
+                f"{CodeTarget(CodeKind.LTOIR, capability, suffix)}": "LTO-IR, which is linked when it is loaded",
+            }
+    return said
+
+
+def _table(what: str, changes: Iterable[SizeChange], below: Mapping[str, str] | None = None) -> str:
+    """A row for each change, and under it what there is to say of it."""
+    rows = []
+    for one in changes:
+        packed = _packed(one) or SizeChange("", 0, 0)
+        relative = share(one).strip(" ()") or (one.verdict if one.growth else "")
+        figures = (
+            (_size(one.old), _size(packed.old)),
+            (_size(one.new), _size(packed.new)),
+            (signed(one.growth), signed(packed.growth) if packed.old or packed.new else ""),
+            (relative, ""),
+        )
+        cells = "".join(f"<td>{size}{f'<small>{more}</small>' if more else ''}</td>" for size, more in figures)
+        more = (below or {}).get(one.name, "")
+        rows.append(
+            f"<tr{' class=has-more' if more else ''}><th scope=row>{breakable(printable(one.name))}</th>{cells}</tr>"
+            + (f"<tr class=more><td colspan=5>{escape(printable(more))}</td></tr>" if more else "")
+        )
+    return table((what, "Before", "After", "Change", "Relative"), rows, name=f"by-{what.lower().replace(' ', '-')}")
+
+
+def _size(size: int) -> str:
+    return human_bytes(size) if size else ""
