@@ -89,7 +89,7 @@
       const leaf = small || !(tile.node.children && tile.node.children.length);
       const element = document.createElement(leaf ? "div" : "button");
       if (leaf) element.setAttribute("role", "img"); else element.type = "button";
-      element.className = "tile " + (tile.node.colour || "host");
+      element.className = "tile " + (tile.node.colour || "host") + (small ? " tiny" : "");
       if (leaf) element.setAttribute("aria-label", said(tile.node, node.size));
       element.title = said(tile.node, node.size);
       element.style.cssText =
