@@ -224,9 +224,10 @@ class Cut:
         return Drops.of([*(() if self.split else default_rules()), *self.drop], self.policy)
 
     def unopened(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of these files that the workload never opened."""
-        unopened = self.workload.unopened(sizes, sources=not self.no_pack) if self.workload else ()
-        return sum(sizes[path] for path in unopened)
+        """Bytes of these files that --drop-unopened would leave out."""
+        if self.drop_unopened or self.workload is None:
+            return 0
+        return sum(sizes[path] for path in self.workload.unopened(sizes, sources=not self.no_pack))
 
     def left_out(
         self,

@@ -29,7 +29,7 @@ TRACE = Trace(opened=("torch/lib/libtorch_cuda.so",))
 
 
 def chosen(**more: object) -> Cut:
-    return replace(options(), workload=TracedWorkload(TRACE), **more)  # type: ignore[arg-type]
+    return replace(options(), **{"workload": TracedWorkload(TRACE), **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -167,6 +167,17 @@ def test_unopened_files_go_and_come_back(site: Path, tmp_path: Path) -> None:
     assert not (site / "torch/include/a.h").exists()
     restore_environment(site)
     assert tree(site) == before
+
+
+def test_what_goes_to_packs_is_not_said_to_be_left_in(site: Path, tmp_path: Path, fat: bytes) -> None:
+    used = TracedLibrary("0" * 32, "libtorch.so", 0, (), pages=((0, 1),))
+    workload = TracedWorkload(Trace((used,), opened=("torch/__init__.py",)))
+    unopened = {}
+    for drop in (False, True):
+        cut = chosen(workload=workload, drop_unopened=drop)
+        unopened[drop] = tailor_folder(site, tmp_path / str(drop), cut).unopened
+    assert unopened[False] >= len(fat)
+    assert not unopened[True]
 
 
 def test_options_that_need_a_workload() -> None:
