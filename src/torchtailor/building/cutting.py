@@ -66,7 +66,9 @@ class Cutter:
         A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
         """
         keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
-        cuts = {gpu: known for gpu, key in keys.items() if (known := _read(self._cache.made(key), stock)) is not None}
+        cuts = {
+            gpu: known for gpu, key in keys.items() if (known := read_cut(self._cache.made(key), stock)) is not None
+        }
         missing = [gpu for gpu in keys if gpu not in cuts]
         for gpu, key in keys.items():
             _log.info(
@@ -82,7 +84,7 @@ class Cutter:
             before_cut(missing)
 
         def complete(folder: Path) -> bool:
-            return _read(folder, stock) is not None
+            return read_cut(folder, stock) is not None
 
         with self._cache.staging() as staging:
             orders = [WheelOrder(staging / shown_gpus(gpu), self._cut_for(gpu)) for gpu in missing]
@@ -91,7 +93,7 @@ class Cutter:
                 if not outcome.useless_for_target:
                     _write(order.output, outcome)
                     folder = self._cache.put_made(keys[gpu], order.output, complete)
-                    made = _read(folder, stock)
+                    made = read_cut(folder, stock)
                     assert made is not None
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
@@ -135,7 +137,8 @@ class _Outcome(msgspec.Struct):
     pack: _OutcomePack | None = None
 
 
-def _read(folder: Path, stock: Path) -> WheelCut | None:
+def read_cut(folder: Path, stock: Path) -> WheelCut | None:
+    """What a folder of the cache holds; None where it is no whole cut."""
     try:
         outcome = decode_json(read_limited(folder / _OUTCOME, Limit.MANIFEST), _Outcome, _OUTCOME)
     except (OSError, BadInputError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.building.conftest import Shell
+from tests.integration.farm import lies
 from tests.integration.farm.clusters import running
 from tests.integration.farm.test_cluster import Watched, plain, site, start, wanted
 from tests.skips import needs_module
@@ -87,6 +89,30 @@ def test_workers_that_lie_or_live_in_another_year(shell: Shell, wanted: dict[str
     assert tree(tmp_path / "dist") == wanted and result["failed"] == []
     assert len(build.seen("worker-set-aside")) == 1
     assert any("the store has no such output" in str(event["text"]) for event in build.seen("job-again"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fetch", "cut", "pack"])
+@pytest.mark.parametrize("what", ["has other bytes", "has another hash", "is an earlier one"])
+def test_a_worker_that_signs_something_else(
+    kind: str, what: str, shell: Shell, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    """It has the secret of the store. The run gives the right bytes or ends with a sentence and nothing of the lie; the
+    same command does the rest once it is gone."""
+    shutil.copy(lies.__file__, tmp_path / "sitecustomize.py")
+    with running(tmp_path) as cluster:
+        liar = cluster.start_worker("liar", variables={"PYTHONPATH": str(tmp_path), lies.LIE: f"{kind} {what}"})
+        build = Watched(start(shell, cluster.address, "--prove"))
+        out = build.process.communicate()[0]
+        print(build.process.returncode, out[:2000], [e.get("text") for e in build.events if e.get("text")])
+        assert build.process.returncode in (0, ExitCode.ENVIRONMENT, ExitCode.CHECK_FAILED)
+        assert "Traceback" not in "".join(build.other) and not build.seen("log")
+        for name, sha256 in tree(tmp_path / "dist").items():
+            assert wanted[name] == sha256
+        cluster.start_worker("honest")
+        cluster.kill(liar)
+        Watched(start(shell, cluster.address, "--prove")).end()
+    assert tree(tmp_path / "dist") == wanted
 
 
 def test_where_every_disk_is_full_it_says_so_and_goes_on_when_there_is_room(

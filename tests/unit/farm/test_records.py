@@ -6,22 +6,24 @@ import hashlib
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.integration.farm import lies
 from tests.torture.stores import FORGERIES, StoreFiles, forge
 from tests.unit.building.conftest import Workshop
 from tests.unit.building.test_build import tree
-from tests.unit.farm.test_wheels import NAMES, Farm
-from torchtailor.building.farm.build import FarmBuildResult
+from tests.unit.farm.test_wheels import NAMES, OPTIONS, Farm
+from torchtailor.building.farm.build import FarmBuildResult, failure_of
 from torchtailor.building.farm.records import JobRecord, find_secret, need_secret
 from torchtailor.building.farm.store import FarmStore, open_farm_store
 from torchtailor.building.graph.events import EventKind
 from torchtailor.core.disk import remove_abandoned
-from torchtailor.core.errors import CheckFailedError, EnvironmentProblem
+from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.fetch.pages import content_key
 
 KEY = hashlib.sha256(b"a job").hexdigest()
@@ -161,6 +163,37 @@ def test_a_worker_that_packs_something_else_is_found_out(farm: Farm, monkeypatch
             farm.build("sm90-avx512")
         assert not farm.out.exists() or tree(farm.out) == {}
     assert not farm.build("sm90-avx512").failed
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ("fetch has other bytes", "says that it is done"),
+        ("cut has other bytes", r"'cut nvidia-cublas-cu12 for .*' was done again"),
+        ("cut is an earlier one", "is not of nvidia_cublas"),
+        pytest.param("fetch is an earlier one", "says that it is done", marks=pytest.mark.slow),
+        pytest.param("cut has another hash", "was done again", marks=pytest.mark.slow),
+        pytest.param("pack has another hash", "loses what is written to it", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lie_that_is_signed_is_in_no_later_run(
+    lie: str, said: str, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker that has the secret has said stays neither in the store nor in the cache of a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(lies.LIE, lie)
+        patch.setattr(FarmStore, "finish", FarmStore.finish)
+        lies.tell()
+        try:
+            error = failure_of(farm.build(*NAMES))
+        except TorchtailorError as raised:
+            error = raised
+    assert error and re.search(said, error.message) and error.hint
+    assert not farm.out.exists() or tree(farm.out) == {}
+    assert not farm.build(*NAMES).failed
+    made = tree(farm.out)
+    farm.workshop.build(*NAMES, options=OPTIONS)  # of the cache that what was collected is in
+    assert made == tree(farm.workshop.out)
 
 
 def test_two_users_share_fetched_wheels_and_with_a_key_everything(

@@ -31,7 +31,7 @@ from torchtailor.building.nix.backend import output_lines
 from torchtailor.building.nix.builder import NixOutput
 from torchtailor.building.planned_jobs import FarmedPlan, FarmVariant, JobPlace, PlannedJobs
 from torchtailor.building.shown import Line, index_lines, wheelhouse_lines
-from torchtailor.building.wheel_jobs import PROVEN_LEVEL, FetchWheel, JobContext, PackVariant, ProveVariant
+from torchtailor.building.wheel_jobs import PROVEN_LEVEL, CutForGpus, FetchWheel, JobContext, PackVariant, ProveVariant
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
@@ -51,6 +51,7 @@ from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument, ch
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has
 _LEAST_LIMIT = 3600.0  # seconds until a job is taken for hung
+_WRONG_INPUT = (ExitCode.BAD_INPUT, ExitCode.CHECK_FAILED)  # of a job whose inputs may be no work of its makers
 _TIMES_EXPECTED = 10  # or so many times what it was expected to take
 
 
@@ -321,9 +322,16 @@ def plan_farm(
         prove=prove,
     )
     jobs = plan.jobs_on(place)
+    opened.demand(_listed(jobs.graph))
     finished = _finished(jobs.graph, opened)
     farm = FarmPlan(jobs.plan, jobs, where, chosen, opened.shown, finished, prove)
     return replace(farm, plan=jobs.costed(farm.simulated_on(where.workers).seconds, farm.disk))
+
+
+def _listed(graph: JobGraph) -> dict[str, str]:
+    """The SHA-256 that indexes gave, by the keys of fetched wheels."""
+    jobs = [job.job for job in graph.jobs.values()]
+    return {job.key: job.wheel.sha256 for job in jobs if isinstance(job, FetchWheel) and job.wheel.sha256}
 
 
 def _finished(graph: JobGraph, store: FarmStore) -> frozenset[str]:
@@ -405,7 +413,8 @@ class _FarmRun:
         self._already = 0
         self._wrong: dict[str, str] = {}  # by variant, what was wrong with its output
         jobs = [job.job for job in self.farm.graph.jobs.values()]
-        self._listed = {job.key: job.wheel.sha256 for job in jobs if isinstance(job, FetchWheel) and job.wheel.sha256}
+        self._listed = _listed(self.farm.graph)
+        self.store.demand(self._listed)
         self._proofs = {job.wheelhouse: job.gives[0] for job in jobs if isinstance(job, ProveVariant)}
         where = self.farm.where.name
         self.attempts = OpenAttempts(self.ledger)
@@ -438,10 +447,20 @@ class _FarmRun:
             outcome = self._with_own_log(name, brought)
             self._outcomes[name] = (jobs[name].label, outcome)
             self._log_job(name, outcome, Result.DONE if outcome.done else Result.FAILED)
+            if outcome.code in _WRONG_INPUT:
+                self._forget(name)
         for name, cause in {**{name: name for name in result.failed}, **result.never}.items():
             failure = replace(result.failed[cause], outcome=self._outcomes[cause][1])
             for variant in self._ending_with(name):
                 self._failed.setdefault(variant, failure)
+
+    def _forget(self, name: str) -> None:
+        """What is wrong may be any part that a job or a wheelhouse was made of: the next run makes all of it again."""
+        graph = self.farm.graph
+        for one in (name, *graph.ancestors(name)):
+            if isinstance(graph.jobs[one].job, FetchWheel | CutForGpus | PackVariant):
+                for key in set(graph.jobs[one].gives) - self._listed.keys():
+                    self.store.forget(key)
 
     def _ending_with(self, name: str) -> tuple[str, ...]:
         """The variants that a job makes or proves: one that needs less of a failed job than others may be there."""
@@ -525,23 +544,26 @@ class _FarmRun:
         record = self.store.need(variant.key)
         name = str(record.facts.get("variant"))
         if not is_file_name(name) or (not self.farm.jobs.compiles and name != variant.name):
-            self._refuse(variant, variant.key, "it is of another variant")
+            self._refuse(variant, "it is of another variant")
         if (proof := self._proofs.get(variant.key)) and self.store.need(proof).inputs != {variant.key: record.digest}:
-            self._refuse(variant, proof, "its proof is of other files")
+            self._refuse(variant, "its proof is of other files", proof)
         earlier = "An earlier wheelhouse is unchanged."
         check_place(out / name)
         job = self.farm.graph.jobs[self.farm.graph.makers[variant.key]].job
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
             restore_folder(variant.key, stage, self.store)
             if why := check_collected(job, record, stage, self._listed):
-                self._refuse(variant, variant.key, why)
+                self._refuse(variant, why)
         return read_wheelhouse(out / name)
 
-    def _refuse(self, variant: FarmVariant, key: str, why: str) -> NoReturn:
-        """What is not as the plan demands is made again."""
+    def _refuse(self, variant: FarmVariant, why: str, proof: str = "") -> NoReturn:
+        """What is not as the plan demands is made again: the wheelhouse with its parts, or a proof of another one."""
         self._wrong[variant.name] = why
-        self.store.forget(key)
-        raise MissingOutputError(key, self.store.shown)
+        if proof:
+            self.store.forget(proof)
+        else:
+            self._forget(self.farm.graph.makers[variant.key])
+        raise MissingOutputError(variant.key, self.store.shown)
 
     def end(self) -> FarmBuildResult:
         variants = {variant.name: variant for variant in self.farm.variants}

@@ -3,6 +3,7 @@ gives goes to the store."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import socket
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from torchtailor.building.cutting import WheelCut, cut_key, parse_gpus
+from torchtailor.building.cutting import WheelCut, cut_key, parse_gpus, read_cut
 from torchtailor.building.farm.jobs import FarmJob, inputs_of
 from torchtailor.building.farm.records import FarmFile, JobRecord
 from torchtailor.building.farm.store import FarmStore, MissingOutputError, open_farm_store
@@ -40,7 +41,7 @@ from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.disk import disk_errors, is_intact, share_intact, staging_folder
-from torchtailor.core.errors import CheckFailedError, ExitCode, TorchtailorError
+from torchtailor.core.errors import BadInputError, CheckFailedError, ExitCode, TorchtailorError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader
@@ -161,6 +162,8 @@ def _log_of(error: TorchtailorError) -> str:
 
 def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
     """Run a job; its outputs are in the store afterwards."""
+    if isinstance(job, FetchWheel) and job.wheel.sha256:
+        bench.store.demand(job.gives)
     missing = [key for key in job.gives if bench.store.record(key) is None]
     if not missing:
         return JobOutcome(done=True, cached=True, hits=len(job.gives))
@@ -276,15 +279,15 @@ def restore_packed(job: PackVariant, context: JobContext, store: FarmStore, *, s
     """Put all that a job packs into this machine's cache; with `stock`, also the official wheels that cut ones were
     made of."""
     for wheel in job.wheels:
-        cut = job.cut_of(wheel)
         sha256 = _fetched(wheel.source, wheel.filename, store).sha256
+        # of a wheel that was cut, only name and hash are written into the manifest: it need not be on this machine
+        context.digests[wheel.source] = sha256
+        context.fetched[sha256] = context.cache.root / "not-fetched" / wheel.filename
+        cut = job.cut_of(wheel)
         changed = cut is not None and _restore_cut(cut, sha256, context, store)
         if stock or not changed:
+            del context.fetched[sha256]
             restore_wheel(wheel.source, wheel.filename, context, store)
-        else:
-            # only its name and hash are written into the manifest: the file itself need not be on this machine
-            context.digests[wheel.source] = sha256
-            context.fetched[sha256] = context.cache.root / "not-fetched" / wheel.filename
 
 
 def _fetched(key: str, filename: str, store: FarmStore) -> FarmFile:
@@ -308,22 +311,33 @@ def restore_wheel(key: str, filename: str, context: JobContext, store: FarmStore
 
 
 def _restore_cut(job: CutForGpus, sha256: str, context: JobContext, store: FarmStore) -> bool:
-    """Put what was cut on another machine, for one GPU, into this one's cache; whether anything was cut."""
+    """Put what was cut on another machine, for one GPU, into this one's cache; whether anything was cut.
+
+    It has a place of its own there: what others say that a cut is becomes nothing that this machine has cut.
+    """
     (gpu,) = job.gpus
     key, made = job.key_for(gpu), _made(job, gpu, sha256)
     record = store.need(key)
     if record.facts.get("useless"):
         raise useless(job.filename, gpu)
-    place = context.cache.made(made)
 
     def complete(folder: Path) -> bool:
         return all(is_intact(folder / file.path, file.sha256) for file in record.files)
 
+    place = context.cache.made(made)
     if not complete(place):
-        with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
-            store.get_all(key, [(file, staging / "cut" / file.path) for file in record.files], link=True)
-            context.cache.put_made(made, staging / "cut", complete)
-    return len(record.files) > 1  # beside what is known of it
+        received = hashlib.sha256(f"{made} {record.digest}".encode()).hexdigest()
+        place = context.cache.made(received)
+        if not complete(place):
+            with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
+                store.get_all(key, [(file, staging / "cut" / file.path) for file in record.files], link=True)
+                context.cache.put_made(received, staging / "cut", complete)
+    cut = read_cut(place, context.fetched[sha256])
+    if cut is None:  # its files are whole, and do not say of each other what they are
+        store.forget(key)
+        raise MissingOutputError(key, store.shown)
+    context.cuts[key] = cut
+    return cut.changed
 
 
 def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
@@ -335,15 +349,22 @@ def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
     with staging_folder(bench.cache.root) as staging:
         folder = restore_folder(job.wheelhouse, staging / job.variant, bench.store)
         gpus = (job.gpu,) if job.gpu else ()
-        report = verify(folder, gpus=gpus, level=Level(PROVEN_LEVEL), catalog=bench.catalog)
+        try:
+            report = verify(folder, gpus=gpus, level=Level(PROVEN_LEVEL), catalog=bench.catalog)
+        except BadInputError as error:
+            raise _unproven(job, error.message) from error
     if report.failures:
-        reasons = "; ".join(f"{check.name}: {check.reason}" for check in report.failures[:3])
-        raise CheckFailedError(
-            f"The wheelhouse of {job.variant} is not what it should be. {reasons}", "Please report this."
-        )
+        raise _unproven(job, "; ".join(f"{check.name}: {check.reason}" for check in report.failures[:3]))
     checks = {check.name: check.outcome.value for check in report.checks}
     _finish(bench, job, JobRecord("prove", (), {"checks": checks}), began)
     return JobOutcome(done=True)
+
+
+def _unproven(job: ProveVariant, reasons: str) -> CheckFailedError:
+    return CheckFailedError(
+        f"The wheelhouse of {job.variant} is not what it should be. {reasons}",
+        "The same command makes it again. If that fails too, look at the workers, or report it.",
+    )
 
 
 def restore_folder(key: str, folder: Path, store: FarmStore) -> Path:

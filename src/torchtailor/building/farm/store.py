@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.building.farm.records import FarmFile, JobRecord, is_trusted, signed
+from torchtailor.building.farm.records import FarmFile, JobRecord, is_trusted, proves_itself, signed
 from torchtailor.core.disk import DamagedFileError, disk_errors, hash_file, place_verified
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.core.store import FolderStore, RemoteStore, open_store
@@ -44,7 +44,15 @@ class FarmStore:
     def __init__(self, files: FolderStore | RemoteStore, secret: str = "") -> None:
         """With a `secret`, records are signed with it, and only such count as there."""
         self._files, self._secret = files, secret
+        self._demanded: set[str] = set()
         self.shown = files.shown
+
+    def demand(self, keys: Iterable[str]) -> None:
+        """These keys are made of hashes that indexes listed: nobody's signature replaces that file."""
+        self._demanded.update(keys)
+
+    def _is_trusted(self, record: JobRecord, key: str) -> bool:
+        return proves_itself(record, key) if key in self._demanded else is_trusted(record, key, self._secret)
 
     # Outputs
 
@@ -56,7 +64,7 @@ class FarmStore:
         except (BadInputError, DamagedFileError):
             self._files.remove(path)  # damaged: its job runs again
             return None
-        if found is None or not is_trusted(found, key, self._secret):
+        if found is None or not self._is_trusted(found, key):
             return None
         if isinstance(self._files, FolderStore):
             with suppress(OSError):
@@ -101,7 +109,7 @@ class FarmStore:
                 found = self._read(_record(key))
             except (BadInputError, DamagedFileError):
                 return None
-            return None if found is None else is_trusted(found, key, self._secret)
+            return None if found is None else self._is_trusted(found, key)
 
         wanted = tuple(dict.fromkeys(keys))
         with ThreadPoolExecutor(_PARALLEL) as pool:

@@ -18,7 +18,7 @@ from torchtailor.building.graph.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.building.graph.graph import GraphJob, JobGraph
 from torchtailor.building.graph.policy import FarmWorker, WorkerLoad, place
 from torchtailor.core.errors import EnvironmentProblem, ExitCode
-from torchtailor.core.format import human_seconds
+from torchtailor.core.format import counted, human_seconds
 
 MOST_FAILURES = 2  # of one job, before it and all that needs it are given up
 MOST_LOSSES = 4  # workers that die while they run one job and it gets no further, before that is the job's fault
@@ -393,28 +393,31 @@ class _Driver:
         state, makers = self._state, self._graph.makers
         state.remakes[name, outcome.missing] += 1
         if outcome.missing not in makers or state.remakes[name, outcome.missing] > _MOST_REMAKES:
-            self._failed(name, worker, outcome)
+            self._failed(name, worker, self._never_right(name, outcome))
             return
         others = self._lost_of(key for key in self._graph.jobs[name].needs if key in self._finished)
         for key in {outcome.missing, *others} & makers.keys():
             maker = makers[key]
             self._remake(key)
+            if maker in state.done:  # rather by another worker than the one that has made this
+                state.avoided.add((maker, state.done[maker].worker))
             self._finished -= set(self._graph.jobs[maker].gives)
             state.done.pop(maker, None)
             self._to_do.add(maker)
             # what the maker itself needs may never have been asked for in this run
-            self._to_do |= self._graph.to_do(frozenset(self._finished)) & self._ancestors(maker)
+            self._to_do |= self._graph.to_do(frozenset(self._finished)) & self._graph.ancestors(maker)
         self._say(EventKind.JOB_AGAIN, name, worker, "an input was missing in the store; it is made again")
 
-    def _ancestors(self, name: str) -> set[str]:
-        found: set[str] = set()
-        wanted = [name]
-        while wanted:
-            for other in self._graph.before[wanted.pop()]:
-                if other not in found:
-                    found.add(other)
-                    wanted.append(other)
-        return found
+    def _never_right(self, name: str, outcome: JobOutcome) -> JobOutcome:
+        """The outcome of a job that gives up to wait for an input."""
+        if (made := self._state.remakes[name, outcome.missing] - 1) < 1:
+            return outcome
+        maker = self._graph.jobs[self._graph.makers[outcome.missing]].label
+        return msgspec.structs.replace(
+            outcome,
+            error=f"{outcome.error.rstrip('.')}, though '{maker}' was done again {counted(made, 'time')}.",
+            hint="Look at the store and at the workers; `torchtailor farm check` says what they are.",
+        )
 
     def _failed(self, name: str, worker: str, outcome: JobOutcome) -> None:
         state = self._state

@@ -155,6 +155,17 @@ class JobGraph:
             wanted += [self.makers[key] for key in job.needs if key not in finished]
         return frozenset(found)
 
+    def ancestors(self, name: str) -> set[str]:
+        """All jobs that a job waits for, also by way of others."""
+        found: set[str] = set()
+        wanted = [name]
+        while wanted:
+            for other in self.before[wanted.pop()]:
+                if other not in found:
+                    found.add(other)
+                    wanted.append(other)
+        return found
+
     def part(self, names: frozenset[str]) -> JobGraph:
         """The graph of these jobs alone; what they need of others is taken as there."""
         return _Part(self, names)
