@@ -55,12 +55,12 @@ def sizes(site: Path) -> dict[str, int]:
     return {path.relative_to(site).as_posix(): path.stat().st_size for path in site.rglob("*") if path.is_file()}
 
 
-def moved(site: Path) -> list[str]:
+def moved(site: Path, *opened: str) -> list[str]:
     """Take the unopened files out of a folder, and put in what comes in their place."""
-    workload = TracedWorkload.of([Trace(opened=OPENED, looked=("demo/looked",))])
+    workload = TracedWorkload.of([Trace(opened=(*OPENED, *opened), looked=("demo/looked",))])
     found = sizes(site)
     gone = sorted(workload.unopened(found, sources=True))
-    installed, _ = find_installed(site, [site / "demo-1.dist-info"])
+    installed, _ = find_installed(site, sorted(site.rglob("*.dist-info"), reverse=True))
     tree = InstalledTree(site, found, owners_by_file(installed))
     added = distinct(stand_ins(tree, {path: DroppedFile(path, UNOPENED, found[path]) for path in gone}).values())
     for file in added:
@@ -95,6 +95,22 @@ print(deep.raised == sys.argv[1] + "/demo/cold.py", single.value, "return" in in
     assert "demo.sub.deep was not imported when the program was recorded" in done.stderr
     assert run(site, program, TORCHTAILOR_QUIET="1").stderr == ""
     assert run(site, "import demo; print(sys.modules.get('zipfile'))").stdout == "None\n"
+
+
+def test_packages_that_another_brings_along(site: Path) -> None:
+    """setuptools has packages with a .dist-info each in its `_vendor`, which it adds to sys.path."""
+    vendor = site / "demo" / "_vendor"
+    names = ("inner/__init__.py", "inner/cold.py", "inner-2.dist-info/METADATA", "inner-2.dist-info/RECORD")
+    for name in names:
+        (vendor / name).parent.mkdir(parents=True, exist_ok=True)
+        (vendor / name).write_text("value = 8")
+    (vendor / "inner-2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: inner\nVersion: 2\n")
+    (vendor / "inner-2.dist-info" / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    with (site / "demo-1.dist-info" / "RECORD").open("a") as record:
+        record.write("".join(f"demo/_vendor/{name},,\n" for name in names))
+    assert "demo/_vendor/inner/cold.py" in moved(site, "demo/_vendor/inner/__init__.py")
+    done = run(site, "sys.path.append(sys.argv[1] + '/demo/_vendor')\nimport inner.cold as it; print(it.value)")
+    assert done.stdout == "8\n", done.stderr
 
 
 def test_what_is_in_no_pack_is_missing_as_ever(site: Path) -> None:

@@ -56,9 +56,9 @@ class Packages:
 
     @cached_property
     def owners(self) -> dict[str, list[Package]]:
-        """The packages that list a path, in any layer."""
+        """The packages that list a path, in any layer; first the one that brings others along."""
         listed: dict[str, list[Package]] = {}
-        for text in self.survey.records:
+        for text in sorted(self.survey.records, key=lambda text: text.dist_info.count("/")):
             package = self._package(text)
             record = self._parse(text)
             if record is None or package is None:

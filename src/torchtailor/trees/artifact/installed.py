@@ -97,9 +97,10 @@ def _left_alone(dist_info: str, error: UnusualRecordError) -> str:
 
 
 def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tuple[InstalledDistribution, ...]]:
-    """Whose RECORD lists a file: mostly one distribution, and sometimes several."""
+    """Whose RECORD lists a file: mostly one distribution, and sometimes several; of one that brings others along, as
+    setuptools does in its `_vendor`, it is the first: Python runs `.pth` files beside it only."""
     owners: dict[str, tuple[InstalledDistribution, ...]] = {}
-    for one in installed:
+    for one in sorted(installed, key=lambda one: len(one.dist_info.parts)):
         for path in one.files:
             owners[path] = (*owners.get(path, ()), one)
     return owners
