@@ -13,6 +13,7 @@ Each takes less than four minutes; traces and results of the op suite stay in WO
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -104,21 +105,28 @@ def made(tree: str) -> Path:
     return site
 
 
+def interpreter(tree: str) -> str:
+    """The Python of a tree, with its site-packages, so that `.pth` files are run, and after them this machine's."""
+    site, python = made(tree), WORK / tree / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", WORK / tree], check=True)
+        (site / "zz-machine.pth").write_text(f"{site_packages()}\n")
+    return str(python)
+
+
 def program(name: str, folder: str, **variables: str) -> tuple[str, str, float]:
     """The result line, what else was said, and the seconds until the first result."""
-    environment = {**os.environ, "PYTHONPATH": str(made(folder)), **variables}
+    command, environment = [interpreter(folder), str(PROGRAMS / f"{name}.py")], {**os.environ, **variables}
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / f"{name}.py")], capture_output=True, text=True, env=environment, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     match = re.search(r"result (\w+) first ([\d.]+)", done.stdout)
     return (match[1] if match else f"exit {done.returncode}"), done.stderr, time.monotonic() - began
 
 
 def site_packages() -> Path:
-    import torch
-
-    return Path(torch.__file__).parent.parent
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.origin
+    return Path(spec.origin).parent.parent
 
 
 def stock() -> None:
@@ -311,7 +319,7 @@ def pages_load() -> None:
 
 
 def pages_suite() -> None:
-    compare_suites("paged-whole")
+    compare_suites(*os.environ.get("TREES", "paged-whole").split())
 
 
 def speed() -> None:
@@ -328,8 +336,8 @@ def speed() -> None:
 def run_suite(folder: Path, name: str, tree: str, **variables: str) -> str:
     """Run the op suite on a tree; what it said on stderr."""
     arguments = ["--device", "cuda", "--out", str(WORK / f"suite-{name}.json"), "--quiet", "--case-timeout", "120"]
-    environment = {**os.environ, "PYTHONPATH": str(made(tree)), "OMP_NUM_THREADS": "4", **variables}
-    command = [sys.executable, str(folder / "suite.py"), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "4", **variables}
+    command = [interpreter(tree), str(folder / "suite.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=420)
     say(f"suite {name}: exit {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
     return done.stderr
@@ -344,6 +352,8 @@ def compare_suites(*trees: str) -> None:
     stocks = ("stock-a", "stock-b")
     wanted = {name: "stock" for name in stocks if not (WORK / f"suite-{name}.json").is_file()}
     wanted |= {name: name for name in trees}
+    for tree in set(wanted.values()):
+        interpreter(tree)
     with op_suite() as folder, ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda one: run_suite(folder, *one, TORCHTAILOR_QUIET="1"), wanted.items()))
     before = [load_results(WORK / f"suite-{name}.json") for name in stocks]
@@ -434,9 +444,9 @@ def miss() -> None:
 
 
 def python(code: str, tree: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(made(tree)), **variables}
+    environment = {**os.environ, **variables}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=200
+        [interpreter(tree), "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=200
     )
 
 
@@ -477,10 +487,9 @@ def graphs() -> None:
     for how in ("warm", "cold"):
         found = {}
         for tree in ("stock", *made_trees()):
-            environment = {**os.environ, "PYTHONPATH": str(made(tree)), "TORCHTAILOR_QUIET": "1"}
-            done = subprocess.run(
-                [sys.executable, str(file), how], capture_output=True, text=True, env=environment, check=False
-            )
+            environment = {**os.environ, "TORCHTAILOR_QUIET": "1"}
+            command = [interpreter(tree), str(file), how]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
             found[tree] = done.stdout.partition("result ")[2].strip() or f"exit {done.returncode} {done.stderr[-300:]}"
         say(f"CUDA graph, {how}: {'the same' if len(set(found.values())) == 1 else 'DIFFERENT'}: {found}")
 
