@@ -30,6 +30,7 @@ from torchtailor.verification.inspection import read
 from torchtailor.verification.inspection.inspect import inspect as read_inspection
 from torchtailor.verification.inspection.measure import Sizes, measure
 from torchtailor.verification.inspection.parts import ByteClass
+from torchtailor.verification.sizes.compare import SizeComparison
 from torchtailor.verification.sizes.history import newest_of_each
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
@@ -291,6 +292,26 @@ def test_a_page_compares_kernels_by_architecture(tmp_path: Path) -> None:
     assert all(kernel["old"] and kernel["old"] < kernel["size"] for kernel in code["children"][:2])
 
 
+def test_a_page_says_what_is_in_a_library_that_is_new(tmp_path: Path) -> None:
+    """Of lmcache's new library half was debug information."""
+    old, new = wheel_with(tmp_path, "demo-1.0"), wheel_with(tmp_path, "demo-1.1", "raw.so")
+    assert call("diff", old, new, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
+    sections = sections_of_page((tmp_path / "diff.html").read_text())
+    (grew,) = (rows for title, rows in sections.items() if title.startswith("What grew"))
+    ((figures, below),) = ((figures, below) for name, figures, below in grew if name == "raw.so")
+    raw = measured(FIXTURES / "raw.so")
+    gpu, host = (raw.by(lambda row: row.kind.value)[kind].size for kind in ("GPU code", "host code"))
+    assert figures[3] == "new"
+    assert f"GPU code {human_bytes(gpu)}" in below and f"host code {human_bytes(host)}" in below
+    # a kernel that came for every architecture is not said to be new for each
+    (kernels,) = (rows for title, rows in sections.items() if title.startswith("Kernels that grew"))
+    assert any(figures[3] == "new" for _, figures, _ in kernels)
+    assert all("(new)" not in below for _, figures, below in kernels if figures[3] == "new")
+    # the zip's own records take no room on disk, and are no file that stayed
+    ((_, figures, _),) = (row for row in sections["By kind"] if row[0] == "zip records")
+    assert figures[0].startswith(" (") and figures[2].startswith("0 (+")
+
+
 def test_a_page_says_what_shrank_and_what_stayed(tmp_path: Path) -> None:
     old = wheel_of(tmp_path, "demo-1.0", {"demo/a.h": b"//a\n" * 900, "demo/lib.so": library_for(80, 90)})
     new = wheel_of(tmp_path, "demo-1.1", {"demo/a.h": b"//a\n" * 100, "demo/lib.so": library_for(80, 90, 100)})
@@ -479,3 +500,20 @@ def test_a_release_that_the_first_index_lacks_is_measured_from_the_next(tmp_path
     assert done.returncode == ExitCode.NO_MATCH
     done = call("sizes", "demo", *indexes)
     assert "demo is taken from" in " ".join(done.stderr.split()) and "2.0" not in done.stdout
+
+
+def test_a_folder_that_is_gone_is_one_change(tmp_path: Path) -> None:
+    """The 736 headers of CUTLASS that left libraft-cu13 were 736 changes, of which three were large enough to be
+    named."""
+    kept = {"demo/lib.so": (FIXTURES / "size.so").read_bytes(), "demo/include/a.h": b"//" * 40}
+    headers = {f"demo/include/cute/{place}{n}.hpp": b"//" * 600 for n in range(9) for place in ("", "arch/")}
+    lone = {"demo/share/notes.txt": b"x" * 9000, "demo/plugins/new.so": (FIXTURES / "raw.so").read_bytes()}
+    old, new = wheel_of(tmp_path, "demo-1.0", kept | headers), wheel_of(tmp_path, "demo-1.1", kept | lone)
+    largest = call("diff", old, new).stdout.partition("Largest changes")[2].splitlines()[2:5]
+    assert {re.split(" {2,}", line.strip())[0] for line in largest} == {
+        "demo/include/cute/ (18 files)",
+        "notes.txt",
+        "new.so",
+    }
+    comparison = SizeComparison(measured(old), measured(new))
+    assert sum(one.growth for one in comparison.causes) == comparison.total.growth

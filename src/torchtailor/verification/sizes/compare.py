@@ -138,15 +138,39 @@ class SizeComparison:
     @cached_property
     def causes(self) -> tuple[SizeChange, ...]:
         """What changed by itself, in words and the largest first: a file that is new or gone is one of them, whatever
-        is in it."""
-        whole = {one.name for one in self._files if one.verdict in ("new", "gone")}
-        found = [(one, (one.name, "", "")) for one in self._files if one.growth and one.name in whole]
-        found += [(one, name) for one in self.parts if one.growth and (name := _split(one.name))[0] not in whole]
-        named = (
-            msgspec.structs.replace(one, name=_in_words(self._named(file), kind, code))
-            for one, (file, kind, code) in found
-        )
+        is in it, and so is a folder of files without machine code."""
+        whole = {one.name: one for one in self.files if one.verdict in ("new", "gone")}
+        named = [
+            msgspec.structs.replace(one, name=_in_words(*part))
+            for one in self.parts
+            if one.growth and (part := _split(one.name))[0] not in whole
+        ]
+        plain = {file for side in (self.old, self.new) for file in _plain_files(side)}
+        for verdict, other in (("new", self.old), ("gone", self.new)):
+            folders = {folder for row in other.rows for folder in _folders(unversioned(row.file))}
+            together: dict[str, list[SizeChange]] = {}
+            for name, one in whole.items():
+                if one.verdict == verdict:
+                    place = next((folder for folder in _folders(name) if folder not in folders), "")
+                    together.setdefault(place if name in plain else "", []).append(one)
+            alone = together.pop("", []) + [each.pop() for each in together.values() if len(each) == 1]
+            named += [msgspec.structs.replace(one, name=_in_words(one.name, "", "")) for one in alone]
+            named += [sum_of(f"{place}/ ({len(each)} files)", each) for place, each in together.items() if each]
         return tuple(sorted(named, key=lambda one: (-abs(one.growth), one.name)))
+
+    @cached_property
+    def contents(self) -> Mapping[str, tuple[SizeChange, ...]]:
+        """Of libraries that are new or gone, by their names in words, the classes of their bytes."""
+        whole = {one.name for one in self.files if one.verdict in ("new", "gone")}
+        found: dict[str, dict[str, list[SizeChange]]] = {}
+        for one in self.parts:
+            file, kind, _ = _split(one.name)
+            if file in whole and ByteClass(kind) not in PLAIN_FILES:
+                found.setdefault(_in_words(file, "", ""), {}).setdefault(kind, []).append(one)
+        return {
+            file: tuple(sorted((sum_of(*each) for each in kinds.items()), key=lambda one: -abs(one.growth)))
+            for file, kinds in found.items()
+        }
 
     @cached_property
     def functions(self) -> tuple[KernelChange, ...]:
@@ -190,6 +214,19 @@ class SizeComparison:
         return tuple(sorted(changes, key=lambda one: (-abs(one.growth), -one.new, one.name)))
 
 
+def sum_of(name: str, changes: Iterable[SizeChange | KernelChange]) -> SizeChange:
+    """What became of all of these together."""
+    changes = list(changes)
+    sides = ([getattr(one, side, None) for one in changes] for side in ("old_packed", "new_packed"))
+    packed = ([size for size in side if size is not None] for side in sides)
+    return SizeChange(
+        name,
+        sum(one.old for one in changes),
+        sum(one.new for one in changes),
+        *(sum(side) if side else None for side in packed),
+    )
+
+
 def unversioned(file: str) -> str:
     """A file's name without what every release changes: versions of packages and libraries, hashes, Python tags."""
     return _SO_VERSION.sub("", _without_hashes(file))
@@ -210,6 +247,19 @@ def unversioned_function(name: str) -> str:
 def _split(name: str) -> tuple[str, str, str]:
     file, kind, code = name.split("\0")
     return file, kind, code
+
+
+def _plain_files(sizes: Sizes) -> Iterable[str]:
+    """The files that are nothing but text and data."""
+    kinds: dict[str, set[ByteClass]] = {}
+    for row in sizes.rows:
+        kinds.setdefault(unversioned(row.file), set()).add(row.kind)
+    return (file for file, found in kinds.items() if found.issubset(PLAIN_FILES))
+
+
+def _folders(file: str) -> Iterable[str]:
+    """The folders that a file is in, the outermost first."""
+    return (file[: slash.start()] for slash in re.finditer("/", file) if slash.start())
 
 
 def _in_words(file: str, kind: str, code: str) -> str:

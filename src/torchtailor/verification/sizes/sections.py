@@ -13,7 +13,7 @@ from torchtailor.verification.inspection.measure import Sizes
 from torchtailor.verification.inspection.parts import CONTAINERS
 from torchtailor.verification.report.chart import label_order
 from torchtailor.verification.report.parts import breakable, section, table
-from torchtailor.verification.sizes.compare import KernelChange, SizeChange, SizeComparison, unversioned
+from torchtailor.verification.sizes.compare import KernelChange, SizeChange, SizeComparison, sum_of, unversioned
 from torchtailor.verification.sizes.markdown import share, signed
 
 _ROWS, _LEAST = 15, 1  # of a table, at most and at least
@@ -47,7 +47,7 @@ def in_words(comparison: SizeComparison) -> Iterator[str]:
     if codes:
         yield escape(" ".join(filter(None, went)) or "The architectures are the same as before.")
     if kernels := [one for one in comparison.functions if one.code != HOST_FUNCTIONS]:
-        unpacked = _sum("", kernels)
+        unpacked = sum_of("", kernels)
         yield f"GPU code unpacked: {signed(unpacked.growth)}{_became(unpacked)} {_functions(kernels)}."
 
 
@@ -56,8 +56,16 @@ def comparing(comparison: SizeComparison) -> Iterator[str]:
     least = _WORTH * max(comparison.total.old, comparison.total.new)
     if _packed(comparison.total):
         yield _PACKED
-    yield from _both_ways("What", "What", comparison.causes, least=least)
-    for what, changes in (("Package", comparison.packages), ("File", comparison.files)):
+    inside = {
+        name: ", ".join(f"{one.name} {human_bytes(abs(one.growth))}" for one in parts[:_FEW])
+        for name, parts in comparison.contents.items()
+    }
+    yield from _both_ways("What", "What", comparison.causes, below=inside, least=least)
+    for what, changes in (
+        ("Kind", comparison.classes),
+        ("Package", comparison.packages),
+        ("File", comparison.files),
+    ):
         if sum(abs(one.growth) >= max(least, 1) for one in changes) > 1:
             yield section(f"By {what.lower()}", _table(what, _shown(changes, least=least)))
     if changes := comparison.architectures:
@@ -119,25 +127,19 @@ def _both_ways(
 
 def _shown(changes: Sequence[SizeChange], *, least: float = 0, rows: int = _ROWS) -> Sequence[SizeChange]:
     """What somebody would look at, smaller changes together, and what did not change together."""
-    changed = [one for one in changes if one.growth]
+    changed = [one for one in changes if _changed(one)]
     shown = [one for place, one in enumerate(changed) if place < _LEAST or abs(one.growth) >= least][:rows]
-    rest, same = changed[len(shown) :], [one for one in changes if not one.growth]
+    rest, same = changed[len(shown) :], [one for one in changes if not _changed(one)]
     if len(rest) == 1:
         shown, rest = changed, []
     together = ((f"{len(rest)} smaller changes", rest), (f"{len(same)} unchanged", same))
-    return [*shown, *(_sum(name, some) for name, some in together if some)]
+    return [*shown, *(sum_of(name, some) for name, some in together if some)]
 
 
-def _sum(name: str, changes: Iterable[SizeChange | KernelChange]) -> SizeChange:
-    sizes = [(one.old, one.new) for one in changes]
-    packed = [(one.old_packed, one.new_packed) for one in changes if isinstance(one, SizeChange)]
-    sides = ([size for size in side if size is not None] for side in zip(*packed, strict=True))
-    return SizeChange(
-        name,
-        sum(old for old, _ in sizes),
-        sum(new for _, new in sizes),
-        *(sum(side) if side else None for side in sides),
-    )
+def _changed(change: SizeChange) -> bool:
+    """Also what takes room in the wheel alone, as the records of its zip do."""
+    packed = _packed(change)
+    return bool(change.growth) or (not change.new and packed is not None and bool(packed.growth))
 
 
 def _by_name(comparison: SizeComparison, *, host: bool) -> Sequence[tuple[SizeChange, str]]:
@@ -147,7 +149,7 @@ def _by_name(comparison: SizeComparison, *, host: bool) -> Sequence[tuple[SizeCh
     for one in comparison.functions:
         if (one.code == HOST_FUNCTIONS) == host:
             by_name.setdefault(one.name, []).append(one)
-    changes = [(_sum(name, each), _by_code(each)) for name, each in by_name.items()]
+    changes = [(sum_of(name, each), _by_code(each)) for name, each in by_name.items()]
     return sorted(changes, key=lambda change: (-abs(change[0].growth), change[0].name))
 
 
@@ -156,8 +158,11 @@ def _by_code(each: Sequence[KernelChange]) -> str:
     counts = {(one.old_functions, one.new_functions) for one in each}
     alike = len(counts) == 1
     changed = [one for one in each if one.growth]
+    stayed = any(one.old for one in each) and any(one.new for one in each)
     named = [
-        f"{one.code} {signed(one.growth)}{_new_or_gone(one)}{'' if alike else f' ({_functions([one])})'}"
+        f"{one.code} {signed(one.growth)}"
+        + ((" (gone)" if one.old else " (new)") if stayed and not (one.old and one.new) else "")
+        + ("" if alike else f" ({_functions([one])})")
         for one in changed[:_CODES]
     ]
     if rest := changed[_CODES:]:
@@ -170,10 +175,6 @@ def _by_code(each: Sequence[KernelChange]) -> str:
 
 def _names(codes: Iterable[str]) -> str:
     return ", ".join(sorted(codes, key=label_order))
-
-
-def _new_or_gone(change: KernelChange) -> str:
-    return "" if change.old and change.new else " (new)" if change.new else " (gone)"
 
 
 def _functions(kernels: Sequence[KernelChange]) -> str:
