@@ -449,3 +449,32 @@ def test_doctor_gives_logs_as_json(tmp_path: Path, capsys: pytest.CaptureFixture
     assert answer["log"]["finding"]["table"] == "nix"
     assert main(["doctor", "/nonexistent.log"]) == ExitCode.NO_MATCH
     assert "/nonexistent.log does not exist" in capsys.readouterr().err
+
+
+CODES = {
+    "CUDA error 35 at main.cu:12": "driver-insufficient",
+    "Cuda initialization failure with error 100. Please check cuda installation": "no-gpu",
+    "CUDA initialization failure with error: 35. Please check your CUDA installation": "driver-insufficient",
+    "cuda driver library init failure: 999": "cuda-init",
+    'CUDA error at vectorAdd.cu:65 code=802(cudaErrorSystemNotReady) "cudaMalloc"': "fabric-manager",
+    "cudaGetDeviceCount returned 803": "driver-library-mismatch",
+    "cuInit(0) failed with error code 804": "compat-libraries",
+    "CUDA runtime error (700)": "kernel-crash",
+    "make: *** [Makefile:12: cuda.o] Error 2": None,
+    "the CUDA build stopped; exit code 35": None,
+    "error: 35 tests failed on CUDA": None,
+}
+
+
+@pytest.mark.parametrize("line", CODES)
+def test_numbers_of_cudas_errors(line: str) -> None:
+    """Programs that do not ask CUDA for a text print the number alone."""
+    finding = diagnose(io.BytesIO(f"{line}\n".encode())).finding
+    assert (finding.failure if finding else None) == CODES[line]
+
+
+@pytest.mark.parametrize("name", ["NO_DEVICE", "SYSTEM_NOT_READY", "ILLEGAL_ADDRESS", "UNSUPPORTED_PTX_VERSION"])
+def test_names_of_the_driver_are_known_as_those_of_the_runtime(name: str) -> None:
+    runtime = f"cudaError{name.title().replace('_', '')}"
+    answers = [diagnose(io.BytesIO(text.encode())).finding for text in (f"CUDA_ERROR_{name}", runtime)]
+    assert answers[0] and answers[1] and answers[0].failure == answers[1].failure

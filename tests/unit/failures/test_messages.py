@@ -121,7 +121,7 @@ def test_what_happens_when_torch_runs_is_no_failure_of_a_build() -> None:
     of_builds = {failure.id for failure in load_failures() if failure.table is not FailureTable.RUNTIME}
     said_by_tools = {
         *("pip-no-match", "nvcc-unsupported-arch", "cuda-toolkits-mixed", "triton-arch", "no-compiler"),
-        *("python-headers", "no-cuda", "missing-header", "missing-library"),
+        *("python-headers", "no-cuda", "missing-header", "missing-library", "pip-conflict"),
     }
     for message in (*messages("known.toml"), *messages("holdout.toml")):
         assert answer(message.text) not in of_builds - said_by_tools, message

@@ -7,7 +7,7 @@ expression is tried only on lines that can match it, however large the log is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -123,10 +123,24 @@ class _FailureRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     fix: str
     source: str
     patterns: tuple[_PatternRow, ...] = ()
+    codes: tuple[int, ...] = ()  # of CUDA's errors: programs that do not ask CUDA for a text print the number
     rank: int = 1
     auto: AutoFix | None = None
     error: str = "build"
     shared: bool = False
+
+
+_BEFORE_CODES = ("error ", "error: ", "error (", "failure ", "failure: ", "code ", "code: ", "code=", "returned ")
+_BEFORE_THESE = (
+    r"(?:(?i:cuda)(?i: driver| runtime| library| api| initiali[sz]ation| init){0,3}|\bcu(?:da)?[A-Z]\w{2,40}"
+    r"(?:\([^)]{0,40}\))?) (?:(?:failed|failure) )?(?:with )?(?:error )?"
+)
+
+
+def _code_patterns(codes: tuple[int, ...]) -> Iterator[Pattern]:
+    """`CUDA error 35`, `CUDA initialization failure with error: 35`, `cuInit returned 35`: what its text says, too."""
+    for literal in (f"{before}{code}" for code in codes for before in _BEFORE_CODES):
+        yield Pattern(literal.encode(), re.compile(rf"{_BEFORE_THESE}{re.escape(literal)}\b"), rank=2)
 
 
 class _TableFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -170,5 +184,5 @@ def _failure(row: _FailureRow, table: FailureTable) -> KnownFailure:
     if row.shared:
         original = next(other for other in _read(FailureTable.BUILD).failure if other.id == row.id)
         rows, rank = original.patterns, original.rank
-    patterns = tuple(pattern.compile(rank) for pattern in rows)
+    patterns = (*(pattern.compile(rank) for pattern in rows), *_code_patterns(row.codes))
     return KnownFailure(row.id, patterns, row.cause, row.fix, row.source, table, row.auto, row.error, row.shared)
