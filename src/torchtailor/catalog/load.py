@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettin
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.tables import read_table
-from torchtailor.core.trust import Limit, read_limited
+from torchtailor.core.trust import Limit, decode_toml, read_limited
 
 _log = logging.getLogger(__name__)
 USER_FILE = "torchtailor.toml"
@@ -199,7 +198,7 @@ def load_catalog(directory: Path | None = None) -> Catalog:
     _log.info("%s is added to the catalog", user_file)
     documents = [_read(name) for name in _FILES]
     try:
-        added = tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8"))
+        added = decode_toml(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8"))
         _check_methods(documents, added)
         documents.append(added)
         return _catalog(read_tables(documents), user_file)

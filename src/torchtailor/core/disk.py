@@ -439,13 +439,14 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def place_verified(source: Path, target: Path, sha256: str, *, link: bool = False, staging: Path | None = None) -> None:
     """Put the bytes of a file at a second place, if they have this hash: a copy (shared where the file system can), or
-    a hard link of a file that nobody changes."""
+    a hard link of a file that nobody changes: never of one that somebody else could."""
     if link:
         with plain_file(source, follow=True) as descriptor:
-            check_intact(source, sha256, descriptor)
-            link_or_copy(source, target)
-            if os.path.samestat(os.fstat(descriptor), target.stat()):
-                return
+            if _is_ours_alone(os.fstat(descriptor)):
+                check_intact(source, sha256, descriptor)
+                link_or_copy(source, target)
+                if os.path.samestat(os.fstat(descriptor), target.stat()):
+                    return
     with (
         plain_file(source, follow=True) as descriptor,
         os.fdopen(os.dup(descriptor), "rb") as reader,
@@ -453,6 +454,10 @@ def place_verified(source: Path, target: Path, sha256: str, *, link: bool = Fals
     ):
         _copy_bytes(reader, writer)
         _check_hash(writer.fileno(), source, sha256)
+
+
+def _is_ours_alone(info: os.stat_result) -> bool:
+    return info.st_uid == os.geteuid() and not info.st_mode & 0o022
 
 
 def _check_hash(descriptor: int, source: Path, sha256: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -48,6 +49,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _is_sha256, _is_file_name = re.compile(_SHA256).match, re.compile(_FILE_NAME).match
 _is_relative = re.compile(_RELATIVE).match
 _CHUNK = 1 << 20
+_DOTS = 2000  # in a line of TOML: the parser's time grows with the square of the parts of a key
 _SHOWN = 120
 
 Shape = TypeVar("Shape")
@@ -152,6 +154,13 @@ def decode_json(data: bytes, shape: type[Shape], name: str, hint: str = "") -> S
         return msgspec.json.decode(data, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadInputError(f"{name} is damaged: {_said(error)}.", hint) from error
+
+
+def decode_toml(text: str) -> dict[str, Any]:
+    """A TOML document; a key of so many parts that the parser takes minutes for it is an error of its syntax."""
+    if any(line.count(".") > _DOTS for line in text.split("\n")):
+        raise tomllib.TOMLDecodeError(f"a line has more than {_DOTS} dots")
+    return tomllib.loads(text)
 
 
 def _said(error: Exception) -> str:

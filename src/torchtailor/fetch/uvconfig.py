@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import platformdirs
 
 from torchtailor.core.errors import BadInputError, UsageError
-from torchtailor.core.trust import Limit, read_limited
+from torchtailor.core.trust import Limit, decode_toml, read_limited
 from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
 
 _TRUE = ("1", "true", "yes", "on")
@@ -63,7 +63,7 @@ def config_files(environment: Mapping[str, str], directory: Path) -> Iterator[Pa
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_limited(path, Limit.CONFIGURATION).decode("utf-8"))
+        return decode_toml(read_limited(path, Limit.CONFIGURATION).decode("utf-8"))
     except (OSError, ValueError, BadInputError, RecursionError) as error:
         said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}"
         said = str(error) if isinstance(error, tomllib.TOMLDecodeError) else said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,16 @@ def test_an_error_names_the_file_the_table_and_the_key(tmp_path: Path, text: str
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
     return user_file_schema()
+
+
+@pytest.mark.parametrize("text", [".".join("a" * 100_000) + " = 1", "[" + '."a"' * 100_000 + "]"])
+def test_a_key_of_many_parts_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    """Python's parser takes minutes for one of 100,000."""
+    (tmp_path / "torchtailor.toml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(UsageError, match="more than 2000 dots"):
+        load_catalog(tmp_path)
+    assert time.process_time() - began < 5
 
 
 def test_the_stored_schema_is_that_of_the_types(schema: dict[str, Any]) -> None:

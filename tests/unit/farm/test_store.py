@@ -123,6 +123,29 @@ def test_read_only_files_are_linked_and_others_copied(tmp_path: Path) -> None:
         assert (tmp_path / "own" / path.name).stat().st_mode & 0o200  # what the user gets may be changed
 
 
+@pytest.mark.parametrize("whose", ["ours", "of another user"])
+def test_what_somebody_else_could_change_later_is_copied(whose: str, tmp_path: Path) -> None:
+    """The right bytes in the store, as a file that a stranger has put there: a link to it would stay the stranger's."""
+    if whose != "ours" and os.geteuid() != 0:
+        pytest.skip("needs root, to make a file of another user")
+    store = open_farm_store(str(tmp_path / "store"))
+    source = made(tmp_path, b"a wheel", "torch.whl")
+    source.chmod(0o444)
+    file = store.put(source, source.name)
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    blob.unlink()
+    blob.write_bytes(b"a wheel")
+    blob.chmod(0o666 if whose == "ours" else 0o444)
+    if whose != "ours":
+        os.chown(blob, 65534, 65534)
+    target = tmp_path / "dist" / "torch.whl"
+    store.get(KEY, file, target)
+    assert not target.samefile(blob) and target.stat().st_uid == os.geteuid()
+    blob.chmod(0o666)
+    blob.write_bytes(b"another")
+    assert target.read_bytes() == b"a wheel"
+
+
 def test_tokens_of_killed_runs_go_after_a_day(store: FarmStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put_text("tokens/old", "x")
     store.check_writable()

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchtailor.core.trust import decode_toml
 from torchtailor.nix.nixlibrary import library_files
 from torchtailor.nix.recipe import SIBLINGS, TORCH, Recipe
 from torchtailor.nix.render import rerender, sibling_name
@@ -187,7 +188,7 @@ def manifest_clash(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         return
     text = read_document(path)
     try:
-        build = tomllib.loads(text).get("build", {})
+        build = decode_toml(text).get("build", {})
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         yield path, 1, f"it is not TOML: {error}"
         return

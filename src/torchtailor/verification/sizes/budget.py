@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +12,7 @@ import msgspec
 from torchtailor.catalog.budgets import Allowance, Budget, amount
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.format import human_bytes
-from torchtailor.core.trust import Limit, read_limited
+from torchtailor.core.trust import Limit, decode_toml, read_limited
 from torchtailor.verification.sizes.compare import SizeChange, SizeComparison, unversioned
 
 
@@ -42,7 +41,7 @@ def read_budget(path: Path) -> Budget:
     """The [budget] of a file."""
     try:
         text = read_limited(path, Limit.CONFIGURATION).decode("utf-8")
-        return msgspec.convert(tomllib.loads(text), _File).budget
+        return msgspec.convert(decode_toml(text), _File).budget
     except FileNotFoundError as error:
         raise NoMatchError(f"{path} does not exist.", "Give a TOML file with a [budget] table.") from error
     except (OSError, ValueError, BadInputError, RecursionError) as error:
