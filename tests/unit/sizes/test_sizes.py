@@ -284,12 +284,26 @@ def test_a_page_compares_kernels_by_architecture(tmp_path: Path) -> None:
     text = (tmp_path / "diff.html").read_text()
     (kernels,) = (rows for title, rows in sections_of_page(text).items() if title.startswith("Kernels that grew"))
     below = {name: below for name, _, below in kernels}
-    assert below["k"] == "sm_100 +8 kB (1 → 3 functions), sm_90 +7.2 kB (1 → 3 functions); unchanged: sm_80"
+    assert below["k"] == "1 → 3 functions for each unless said otherwise: sm_100 +8 kB, sm_90 +7.2 kB; unchanged: sm_80"
     assert below["lone"] == "1 function as before for each: sm_100 +4 kB, sm_90 +4 kB"
     assert "5 → 9 functions." in text
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])["tree"]
     (code,) = (one for part in data["children"] for one in part["children"] if one["name"] == "sm_100")
     assert all(kernel["old"] and kernel["old"] < kernel["size"] for kernel in code["children"][:2])
+
+
+def test_a_page_says_in_which_library_a_kernel_grew(tmp_path: Path) -> None:
+    """A reader takes a kernel for twice as large where another library has a copy of it."""
+    old = wheel_with(tmp_path, "demo-1.0", "size.so")
+    size = (FIXTURES / "size.so").read_bytes()
+    new = wheel_of(tmp_path, "demo-1.1", {"demo/size.so": size, "demo/copy.so": size, "demo/more.so": size})
+    assert call("diff", old, new, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
+    sections = sections_of_page((tmp_path / "diff.html").read_text())
+    (grew,) = (rows for title, rows in sections.items() if title.startswith("Kernels that grew"))
+    _, figures, below = grew[0]
+    growth = sum(row.size for row in measured(FIXTURES / "size.so", kernels=True).kernels if row.name == grew[0][0])
+    assert figures[2] == f"+{human_bytes(2 * growth)}"
+    assert below.endswith(f"; of this in copy.so +{human_bytes(growth)}, in more.so +{human_bytes(growth)}")
 
 
 def test_a_page_says_what_is_in_a_library_that_is_new(tmp_path: Path) -> None:

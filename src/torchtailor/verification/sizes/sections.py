@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
@@ -85,7 +86,7 @@ def comparing(comparison: SizeComparison) -> Iterator[str]:
             title,
             [one for one, _ in found],
             said,
-            {} if host else {one.name: by for one, by in found},
+            {one.name: by for one, by in found},
             least=worth,
         )
 
@@ -144,33 +145,63 @@ def _changed(change: SizeChange) -> bool:
 
 def _by_name(comparison: SizeComparison, *, host: bool) -> Sequence[tuple[SizeChange, str]]:
     """Functions of all libraries and architectures together, the largest change first, with what they became for each
-    architecture."""
+    architecture and in each library."""
     by_name: dict[str, list[KernelChange]] = {}
     for one in comparison.functions:
         if (one.code == HOST_FUNCTIONS) == host:
             by_name.setdefault(one.name, []).append(one)
-    changes = [(sum_of(name, each), _by_code(each)) for name, each in by_name.items()]
+    libraries: dict[str, dict[str, list[KernelChange]]] = {name: {} for name in by_name}
+    for one in comparison.kernels:
+        if one.growth and (one.code == HOST_FUNCTIONS) == host:
+            libraries[one.name].setdefault(one.library, []).append(one)
+    changes = [
+        (sum_of(name, each), "; ".join(filter(None, (_counts(each), _by_library(libraries[name])))))
+        for name, each in by_name.items()
+    ]
     return sorted(changes, key=lambda change: (-abs(change[0].growth), change[0].name))
+
+
+def _counts(each: Sequence[KernelChange]) -> str:
+    """How many functions there were and are, of GPU code by architecture."""
+    return _functions(each) if each[0].code == HOST_FUNCTIONS else _by_code(each)
 
 
 def _by_code(each: Sequence[KernelChange]) -> str:
     """`8 → 20 functions for each: sm_100 +397 kB, sm_120 +388 kB; unchanged: sm_75`."""
-    counts = {(one.old_functions, one.new_functions) for one in each}
-    alike = len(counts) == 1
+    counts = Counter((one.old_functions, one.new_functions) for one in each)
+    usual, _ = counts.most_common(1)[0]
     changed = [one for one in each if one.growth]
     stayed = any(one.old for one in each) and any(one.new for one in each)
     named = [
         f"{one.code} {signed(one.growth)}"
-        + ((" (gone)" if one.old else " (new)") if stayed and not (one.old and one.new) else "")
-        + ("" if alike else f" ({_functions([one])})")
+        + (
+            f" ({'gone' if one.old else 'new'})"
+            if stayed and not (one.old and one.new)
+            else f" ({_functions([one])})"
+            if (one.old_functions, one.new_functions) != usual
+            else ""
+        )
         for one in changed[:_CODES]
     ]
     if rest := changed[_CODES:]:
         named.append(f"{len(rest)} more {signed(sum(one.growth for one in rest))}")
+    head = ""
+    if any(usual):
+        some = next(one for one in each if (one.old_functions, one.new_functions) == usual)
+        head = f"{_functions([some])} for each{'' if len(counts) == 1 else ' unless said otherwise'}: "
     same = _names(one.code for one in each if not one.growth)
-    lines = [", ".join(named), *([f"unchanged: {same}"] if same else [])]
-    head = f"{_functions(each[:1])} for each: " if alike and counts != {(0, 0)} else ""
-    return head + "; ".join(lines)
+    return head + "; ".join(filter(None, (", ".join(named), f"unchanged: {same}" if same else "")))
+
+
+def _by_library(changes: Mapping[str, Sequence[KernelChange]]) -> str:
+    """`of this in nvlzcat +6.5 MB, in libnvcomp.so -300 kB`; nothing where only one library has it."""
+    if len(changes) < 2:
+        return ""
+    sums = sorted((sum_of(library, each) for library, each in changes.items()), key=lambda one: -abs(one.growth))
+    named = [f"in {one.name.rpartition('/')[2]} {signed(one.growth)}" for one in sums[:_FEW]]
+    if rest := sums[_FEW:]:
+        named.append(f"in {len(rest)} more {signed(sum(one.growth for one in rest))}")
+    return f"of this {', '.join(named)}"
 
 
 def _names(codes: Iterable[str]) -> str:
