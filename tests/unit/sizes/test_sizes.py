@@ -28,10 +28,12 @@ from torchtailor.core.format import human_bytes
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.verification.inspection import read
 from torchtailor.verification.inspection.inspect import inspect as read_inspection
+from torchtailor.verification.inspection.kernels import HOST, REST
 from torchtailor.verification.inspection.measure import Sizes, measure
 from torchtailor.verification.inspection.parts import ByteClass
 from torchtailor.verification.sizes.compare import SizeComparison
 from torchtailor.verification.sizes.history import newest_of_each
+from torchtailor.verification.sizes.tree import tree_of
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 
@@ -135,6 +137,40 @@ def test_kernels_are_those_of_the_cubins(name: str) -> None:
     assert ours == unpacked
     for label, names in functions.items():
         assert sum(row.functions for row in rows if row.code == label) == names.total()
+
+
+CODE_FILES = {
+    "k_sm_90.cubin": cubin("90", 5000, kernel="_Z1kILi0EEvv"),
+    "k.fatbin": container(Entry(cubin("90", 5000, kernel="_Z1kILi0EEvv"), sm=90)),
+    "libk.a": b"!<arch>\n"
+    + elf(Place(".nv_fatbin", container(Entry(cubin("90", 5000, kernel="_Z1kILi0EEvv"), sm=90)))),
+    "k.dll": dll((b".nv_fatb", container(Entry(cubin("90", 5000, kernel="_Z1kILi0EEvv"), sm=90)))),
+}
+
+
+@pytest.mark.parametrize("name", CODE_FILES)
+def test_files_that_are_gpu_code_have_kernels(name: str, tmp_path: Path) -> None:
+    """Of the 15,970 cubins of flashinfer-cubin not one function was listed."""
+    wheel = wheel_of(tmp_path, "demo-1.0", {f"demo/{name}": CODE_FILES[name], "demo/no.cubin": b"x"})
+    found = json.loads(call("inspect", wheel, "--kernels", "--json").stdout)["kernels"]
+    assert {(row["code"], row["name"], row["functions"]) for row in found} == {("sm_90", "k", 1), ("sm_90", REST, 0)}
+    sizes = measured(wheel, kernels=True)
+    assert sum(row.size for row in sizes.kernels) == len(cubin("90", 5000, kernel="_Z1kILi0EEvv"))
+    assert call("inspect", wheel, "--kernels").returncode == 0
+
+
+def test_the_map_draws_host_functions_as_large_as_they_are(tmp_path: Path) -> None:
+    """Those that symbols name took the room of all host code: the map and the table told two sizes of one thing."""
+    sizes = measured(FIXTURES / "size.so", kernels=True)
+    named = {row.name: row.size for row in sizes.kernels if row.code == HOST}
+    whole = sizes.by(lambda row: row.kind.value)[ByteClass.HOST.value].size
+    assert 0 < sum(named.values()) < whole
+    (host,) = (one for one in tree_of("x", sizes, None, {}).children[0].children if one.name == "host code")
+    drawn = {one.name: one.size for one in host.children}
+    assert {name: size for name, size in drawn.items() if name in named} == {
+        name: size for name, size in named.items() if name in drawn
+    }
+    assert sum(drawn.values()) == whole
 
 
 def test_diff_says_what_came_and_went(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.code.binary.elf_headers import HEADER
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.bare import cubin_image
-from torchtailor.code.gpucode.fatbin import CONTAINER_START
+from torchtailor.code.gpucode.fatbin import CONTAINER_START, Image
 from torchtailor.code.gpucode.foreign import GpuMaker, amd_object, bundled_code, code_of_dll
 from torchtailor.code.gpucode.report import ImageGroup, group_images, merge_groups
 from torchtailor.code.gpucode.scan import containers_in, ptx_target
@@ -110,8 +110,7 @@ def read_code_file(name: str, source: ByteSource, size: int) -> CodeFile | None:
     kind = kind_by_name(name)
     groups: tuple[ImageGroup, ...] = ()
     if kind is CodeFileKind.CUBIN:
-        image = cubin_image(bytes(source.read(0, min(HEADER.size, source.size))), size)
-        groups = group_images((image,), "file") if image else ()
+        groups = group_images(images_of(name, source, size), "file")
     elif kind is CodeFileKind.PTX:
         target = ptx_target(bytes(source.read(0, min(HEAD_SIZE, source.size))))
         groups = (_group(str(target), target, size, "text"),) if target else ()
@@ -123,9 +122,19 @@ def read_code_file(name: str, source: ByteSource, size: int) -> CodeFile | None:
     elif kind is CodeFileKind.AMD:
         groups = amd_object(name, source, size)
     elif kind and _begins(source, (CONTAINER_START if kind is CodeFileKind.FATBIN else _ARCHIVE_START,)):
-        groups = group_images((image for one in containers_in(source) for image in one.entries), "file")
-        groups = (*groups, *merge_groups(bundled_code(source)))
+        groups = (*group_images(images_of(name, source, size), "file"), *merge_groups(bundled_code(source)))
     return CodeFile(name, size, kind, groups) if kind and groups else None
+
+
+def images_of(name: str, source: ByteSource, size: int) -> tuple[Image, ...]:
+    """The images in a cubin, a fatbin, a static library or one for Windows; PTX and bitcode have none."""
+    kind = kind_by_name(name)
+    if kind is CodeFileKind.CUBIN:
+        image = cubin_image(bytes(source.read(0, min(HEADER.size, source.size))), size)
+        return (image,) if image else ()
+    if kind in (CodeFileKind.FATBIN, CodeFileKind.ARCHIVE, CodeFileKind.WINDOWS):
+        return tuple(image for one in containers_in(source) for image in one.entries)
+    return ()
 
 
 def kind_by_name(name: str) -> CodeFileKind | None:

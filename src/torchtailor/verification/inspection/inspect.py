@@ -106,6 +106,6 @@ def _collect(artifact: Artifact, read: Mapping[LibraryFile, ReadLibrary]) -> Art
         every,
         deciders_of(artifact, every),
         nvidias,
-        tuple(row for _, one in mine for row in one.kernels),
+        tuple(row for library in (*artifact.libraries, *artifact.code_files) for row in read[library].kernels),
         tuple((name, one.use) for name, one in mine if one.use),
     )

@@ -13,7 +13,6 @@ from torchtailor.code.binary.symbols import all_symbols
 from torchtailor.code.gpucode.demangle import demangled, template_of, unit_of
 from torchtailor.code.gpucode.fatbin import Image, Part, decompress
 from torchtailor.code.gpucode.kernels import functions_in_cubin
-from torchtailor.code.gpucode.scan import LibraryCode
 from torchtailor.core.documents import Bytes
 from torchtailor.core.errors import BadInputError
 
@@ -41,8 +40,8 @@ class KernelRow(msgspec.Struct, frozen=True):
         return self.text + self.constants + self.tables
 
 
-def read_kernels(source: ByteSource, library: str, code: LibraryCode) -> Iterator[KernelRow]:
-    """The functions of all cubins of a library, as rows."""
+def read_kernels(source: ByteSource, library: str, images: Iterable[Image]) -> Iterator[KernelRow]:
+    """The functions of all cubins of a library, or of a file that is GPU code itself, as rows."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     names: dict[str, tuple[str, str]] = {}  # a kernel is there for each architecture: its name is taken apart once
 
@@ -51,7 +50,7 @@ def read_kernels(source: ByteSource, library: str, code: LibraryCode) -> Iterato
         for column, number in enumerate(numbers):
             counted[column] += number
 
-    for image in code.images:
+    for image in images:
         for piece, cubin, size in _cubins(source, image):
             label, found = piece.label, functions_in_cubin(cubin)
             if found is None:

@@ -12,7 +12,7 @@ from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import SegmentType
 from torchtailor.code.binary.inflate import InflateSource
 from torchtailor.code.binary.source import ByteSource
-from torchtailor.code.gpucode.files import CodeFile, is_code_file
+from torchtailor.code.gpucode.files import CodeFile, images_of, is_code_file
 from torchtailor.code.gpucode.foreign import foreign_code
 from torchtailor.code.gpucode.report import ImageGroup, LibraryReport, summarise
 from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
@@ -68,7 +68,7 @@ def read_libraries(
 def _read(wanted: Wanted, library: LibraryFile) -> ReadLibrary:
     try:
         if is_code_file(library.name):
-            return ReadLibrary(file=library.code())
+            return ReadLibrary(file=library.code(), kernels=_kernels_of_file(library) if wanted.kernels else ())
         with library.open() as source:
             elf = ElfFile(source)
             source.verify()
@@ -79,6 +79,12 @@ def _read(wanted: Wanted, library: LibraryFile) -> ReadLibrary:
         return ReadLibrary(error=BadInputError(f"{library.name} cannot be read: {error.strerror}."))
 
 
+def _kernels_of_file(library: LibraryFile) -> tuple[KernelRow, ...]:
+    """The functions of a file that is GPU code itself."""
+    with library.open() as source:
+        return tuple(read_kernels(source, library.name, images_of(library.name, source, library.size)))
+
+
 def _read_elf(wanted: Wanted, library: LibraryFile, elf: ElfFile, source: ByteSource) -> ReadLibrary:
     name = library.name
     code, foreign = scan_elf(elf, texts=wanted.report), foreign_code(elf)
@@ -86,7 +92,7 @@ def _read_elf(wanted: Wanted, library: LibraryFile, elf: ElfFile, source: ByteSo
         _report(name, elf, code) if wanted.report else None,
         CodeFile.of_others(name, library.size, foreign),
         _named_parts(_parts(spans_of(elf, code), source), foreign) if wanted.parts else (),
-        (*read_kernels(source, name, code), *host_functions(elf, name)) if wanted.kernels else (),
+        (*read_kernels(source, name, code.images), *host_functions(elf, name)) if wanted.kernels else (),
         code_use(source, name, code) if wanted.use and code.containers else None,
     )
 

@@ -16,6 +16,7 @@ from torchtailor.verification.result import HOST
 from torchtailor.verification.sizes.compare import unversioned, unversioned_function
 
 _SMALL = 0.0005  # of everything: what is smaller is drawn together
+_UNNAMED = "(no symbol names it)"
 _Path = tuple[str, ...]
 
 
@@ -63,7 +64,8 @@ def _areas(sizes: Sizes) -> Mapping[_Path, int]:
     for kernel in sizes.kernels:
         kernels.setdefault((kernel.library, kernel.code), []).append(kernel)
     for path, keys in inside.items():
-        for name, size in _shares([row for key in keys for row in kernels.get(key, ())], areas[path]):
+        rows = [row for key in keys for row in kernels.get(key, ())]
+        for name, size in _shares(rows, areas[path], as_named=path[-1] == ByteClass.HOST.value):
             areas[*path, name] += size
     return areas
 
@@ -76,11 +78,14 @@ def _path(row: SizeRow) -> tuple[str, str, str]:
     return (package, file, row.code or row.kind.value)
 
 
-def _shares(kernels: list[KernelRow], stored: int) -> Iterator[tuple[str, int]]:
-    """Kernels share what their code takes as it is stored, by their size unpacked."""
-    unpacked = sum(row.size for row in kernels) or 1
+def _shares(kernels: list[KernelRow], stored: int, *, as_named: bool) -> Iterator[tuple[str, int]]:
+    """Kernels share what their code takes as it is stored, by their size unpacked; symbols name a part of host code."""
+    whole = sum(row.size for row in kernels)
+    share = max(whole, stored) if as_named else whole
     for row in kernels:
-        yield unversioned_function(row.name), stored * row.size // unpacked
+        yield unversioned_function(row.name), stored * row.size // (share or 1)
+    if kernels and share > whole:
+        yield _UNNAMED, stored - whole
 
 
 def _tidy(node: Node, small: float) -> None:
