@@ -16,10 +16,10 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([a-z0-9-]+)\.md(?:#[^)]*)?\)")
 _COVERED_BY = {
     "matrix": "variants",
     "diff": "sizes",
-    "restore": "tailor",
+    "restore": "in-place",
     "record": "workload",
     "trace": "workload",
-    "packs": "image",
+    "packs": "image-packs",
     "run": "workload",
     "install": "build",
     "history": "build",

@@ -223,7 +223,7 @@ def _print_leftovers(report: TailorReport) -> None:
     if linkable := sum(result.could_drop_lto for result in results):
         out().print(
             f"LTO-IR is unchanged: --no-lto would save another {human_bytes(linkable)} "
-            "(`torchtailor help tailor` says what needs it).",
+            "(`torchtailor help left-out` says what needs it).",
             markup=False,
         )
     if zeroed := sum(library.zeroed for result in results for library in result.changed):

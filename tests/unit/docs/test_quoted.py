@@ -20,11 +20,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MEASURED = {
     ("catalog.md", "catalog update --measure"): "tests/unit/upkeep/test_update.py, with a made-up release",
     ("doctor.md", "doctor --env .venv"): "tests/unit/doctor/test_doctor.py",
-    ("tailor.md", "restore --env"): "tests/unit/tailoring/test_environment.py",
+    ("in-place.md", "restore --env"): "tests/unit/tailoring/test_environment.py",
     ("tailor.md", "tailor torch-2.10.0-3"): "torch 2.10.0, of which the wheel has 916 MB",
     ("verify.md", "verify dist/"): "tests/integration/test_bare.py",
-    ("verify.md", "verify torch-2.10.0-3"): "torch 2.10.0, of which the wheel has 916 MB",
-    ("verify.md", "verify startup_wide.so"): "tests/integration/verification/test_compilers.py compiles it",
+    ("verify-results.md", "verify torch-2.10.0-3"): "torch 2.10.0, of which the wheel has 916 MB",
+    ("verify-results.md", "verify startup_wide.so"): "tests/integration/verification/test_compilers.py compiles it",
 }
 Quote = tuple[str, str, tuple[str, ...]]
 
