@@ -189,6 +189,8 @@ class Client:
             raise UnreachableError(f"{redact(url)} cannot be reached: DNS lookup failed.", _NETWORK, lasting=True)
         began = time.monotonic()
         sent = {"User-Agent": f"torchtailor/{__version__}", "Accept-Encoding": "identity"}
+        if "\\" in url:  # urllib3 ends the host there, urllib does not: a login would go to another one
+            raise NetworkError(f"{redact(url)} is not a valid address: it has a backslash.", "Check it.")
         try:
             address, credentials = self._login(url) if login else (url, {})
             sent |= credentials | dict(headers or {})

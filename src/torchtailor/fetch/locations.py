@@ -13,6 +13,7 @@ from torchtailor.core.disk import expand_home
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.urls import local_path, redact
 
+_LONGEST = 4000  # letters of an address
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -61,6 +62,10 @@ class ConfiguredIndexes:
 def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -> IndexLocation:
     """A location from a URL or a path; a relative path starts at the given directory."""
     text = text.strip()
+    if re.match(r"(https?|file):(?!//)", text, re.IGNORECASE):  # a path, it would be shown with the password in it
+        raise UsageError(f"{origin} has an address without //, which is neither a URL nor a path.", "Write https://...")
+    if len(text) > _LONGEST:
+        raise UsageError(f"{origin} has an address of {len(text)} letters.", "Give a URL, or a folder.")
     if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
         scheme = text.split(":", 1)[0].lower()
         if scheme not in ("http", "https", "file"):

@@ -390,6 +390,19 @@ def test_a_proof_is_expected_to_take_as_long_as_its_bytes_do(farm: Farm) -> None
     assert wheel_plan.cost.seconds == pytest.approx(plan.simulated()[0].seconds)  # what the plan says before a run
 
 
+def test_more_workers_than_cores_are_not_expected_to_be_faster(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three on two cores took twice as long as was said."""
+    monkeypatch.setattr(build, "available_cores", lambda: 2)
+    plan = farm.plan(*NAMES)
+
+    def seconds(workers: int) -> float:
+        where = replace(plan.where, kind=PlaceKind.LOCAL, workers=workers)
+        (found,) = [one for one in replace(plan, where=where).simulated() if one.workers == workers]
+        return found.seconds
+
+    assert seconds(4) >= seconds(2) > 0
+
+
 def test_the_expected_time_counts_the_line_the_store_and_the_workers(farm: Farm) -> None:
     """Three gigabytes do not come faster because more workers ask for them."""
     plan = farm.plan("sm90-avx512")

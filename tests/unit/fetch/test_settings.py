@@ -161,6 +161,11 @@ def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
 def test_bad_addresses_and_paths(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not http, https or file"):
         read(tmp_path, index_url="ftp://me:secret@host/simple")
+    with pytest.raises(UsageError, match="without //") as caught:  # as a path, it was shown with its password
+        read(tmp_path, {"PIP_INDEX_URL": "https:/me:secret@host/simple"})
+    assert "secret" not in caught.value.message
+    with pytest.raises(UsageError, match="of 5000 letters"):
+        read(tmp_path, {"PIP_INDEX_URL": "\0" * 5000})
     with pytest.raises(NoMatchError, match="--find-links: nowhere does not exist"):
         read(tmp_path, find_links=("nowhere",))
     (tmp_path / "here").mkdir()

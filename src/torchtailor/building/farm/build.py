@@ -33,6 +33,7 @@ from torchtailor.building.planned_jobs import FarmedPlan, FarmVariant, JobPlace,
 from torchtailor.building.shown import Line, index_lines, wheelhouse_lines
 from torchtailor.building.wheel_jobs import PROVEN_LEVEL, CutForGpus, FetchWheel, JobContext, PackVariant, ProveVariant
 from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.core.cgroups import available_cores
 from torchtailor.core.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.core.documents import Bytes, Seconds, document
 from torchtailor.core.errors import (
@@ -115,8 +116,13 @@ class FarmPlan:
         return tuple(self.simulated_on(workers) for workers in sorted({self.where.workers, *_SHOWN_WORKERS}))
 
     def simulated_on(self, workers: int) -> Simulation:
-        """The whole time of a run: workers are started and met, jobs run, wheelhouses are collected."""
-        jobs = simulate(self.jobs.graph_for(workers), workers, finished=self.finished)
+        """The whole time of a run: workers are started and met, jobs run, wheelhouses are collected.
+
+        More workers of this machine than it has cores do no more at a time.
+        """
+        own = self.where.kind is PlaceKind.LOCAL and workers == self.where.workers
+        at_once = min(workers, available_cores()) if own else workers
+        jobs = replace(simulate(self.jobs.graph_for(workers), at_once, finished=self.finished), workers=workers)
         start = self.where.kind.start_seconds(workers) if self.to_do.jobs else 0.0
         return replace(jobs, seconds=start + jobs.seconds + self.jobs.collect_seconds)
 

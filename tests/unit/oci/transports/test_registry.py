@@ -271,6 +271,23 @@ def test_a_login_that_the_token_server_refuses(server: StandIn, image: SampleIma
     assert "config.json" in caught.value.message
 
 
+def test_a_realm_that_two_readers_of_addresses_read_differently_gets_no_login(
+    server: StandIn, image: SampleImage
+) -> None:
+    """For some readers the host ends at a backslash, for others it begins after the @."""
+    server.login, server.bearer = LOGIN, True
+    server.add("x", "1", image)
+    log_in(server)
+    with serve(StandIn()) as thief:
+        realm = f"http://{thief.host}\\\\@{server.host}/token"
+        server.faults = [
+            Fault("GET", "/v2/", times=9, status=401, headers={"WWW-Authenticate": f'Bearer realm="{realm}"'})
+        ]
+        with pytest.raises(NetworkError, match="not a valid address"):
+            open_source(f"docker://{server.host}/x:1").root()
+        assert not thief.seen
+
+
 def test_without_a_login_there_is_a_token_for_everybody(server: StandIn, image: SampleImage) -> None:
     server.bearer = server.public = True
     server.add("x", "1", image)
