@@ -1,11 +1,11 @@
 """What a dry run of a build on a farm expects, against the run: real wheels from an index behind a slow line.
 
-    python benchmarks/farm_estimate.py WHEELS VARIANT --release 2.15 [--line 40] [--places here,local:1,local:2,cluster:2]
+    python benchmarks/farm_estimate.py WHEELS VARIANT --release 2.15 [--line 40] [--places local:1,cluster:2]
 
-WHEELS is a folder with all wheels of the variant; they are served over HTTP, and all downloads share a line of so many
-MB a second. A build without a farm comes first: from it the ledger knows how fast this machine fetches and cuts. Then
-each place builds with a cache and a store that are empty; cluster:N are N workers of a scheduler of their own, each with
-a cache of its own, as on N machines.
+WHEELS is a folder with all wheels of the variant; they are served over HTTP, and all downloads share a line of so
+many MB a second. A build without a farm comes first: from it the ledger knows how fast this machine fetches and cuts.
+Then each place builds with a cache and a store that are empty; cluster:N are N workers of a scheduler of their own,
+each with a cache of its own, as on N machines.
 """
 
 from __future__ import annotations
@@ -169,9 +169,7 @@ def main() -> None:
                 flush=True,
             )
 
-        print(
-            "| place | expected | took | expected / took | CPU time of the client and its children | load |\n|---|---|---|---|---|---|"
-        )
+        print("| place | expected | took | ratio | CPU time | load |\n|---|---|---|---|---|---|")
         for place in ["without a farm", *given.places.split(",")]:
             kind, _, number = place.partition(":")
             for name in ("cache", "store", "dist", *(f"worker-{n}" for n in range(9))):
@@ -180,7 +178,10 @@ def main() -> None:
             environment["TORCHTAILOR_CACHE"] = str(root / "cache")
             if kind == "cluster":
                 with cluster(int(number), root, environment) as address:
-                    measured(place, "--on", address, "--store", "store")
+                    table = f'[farm.rack]\nscheduler = "{address}"\nworkers = {number}\n'
+                    (root / "torchtailor.toml").write_text(table)
+                    measured(place, "--on", "rack", "--store", "store")
+                (root / "torchtailor.toml").unlink()
             elif kind == "local":
                 measured(place, "--on", place, "--store", "store")
             else:

@@ -12,6 +12,7 @@ import pytest
 
 from tests import machines
 from tests.unit.building.conftest import Workshop
+from tests.unit.fetch.serving import Fault
 from torchtailor.building.choose import VariantChoice, choose
 from torchtailor.building.shown import Line, Rows
 from torchtailor.building.wheel.graph import describe_variant
@@ -169,6 +170,15 @@ def test_a_name_that_nothing_stands_in_for_says_how_to_let_something(workshop: W
         workshop.plan("pytorch215-python312-cuda13_2-sm90-avx512", release=None, explicit_index=True)
     assert "Only pytorch215-python312-cuda13_2-sm90-avx512 was looked for" in caught.value.hint
     assert "`torchtailor build sm90-avx512 --dry-run`" in caught.value.hint
+
+
+def test_a_server_that_fails_is_a_sentence_too(workshop: Workshop) -> None:
+    """Its error has a status beside its words."""
+    for page in [*workshop.site.content, "/simple/torch/"]:
+        workshop.site.always[page] = Fault(status=500)
+    with pytest.raises(NetworkError, match="answered 500") as caught:
+        workshop.plan("pytorch28-python313-cuda12_8-sm90-avx512", explicit_index=True)
+    assert "was looked for" in caught.value.hint
 
 
 def test_the_answer_stands_before_the_notes(workshop: Workshop) -> None:

@@ -291,12 +291,13 @@ def _of_all(choice: VariantChoice, first: TorchtailorError) -> TorchtailorError:
         oldest = min(older, key=lambda variant: variant.release.version).release.version
         others = counted(len(older), "other build")
         tried = f"Nor is any of the {others} of {choice.variant.short_name}, down to PyTorch {oldest}."
-        return type(first)(f"{first.message} {tried}", first.hint)
-    if choice.named:
+        first.message = f"{first.message} {tried}"
+        first.args = (first.message,)
+    elif choice.named:
         name = choice.variant.short_name
         hint = f"Only {choice.variant.unique_name} was looked for; `torchtailor build {name} --dry-run`, which names "
         hint += "neither release nor toolkit, finds the newest that the indexes have."
-        return type(first)(first.message, f"{hint} {first.hint}".rstrip())
+        first.hint = f"{hint} {first.hint}".rstrip()
     return first
 
 
