@@ -24,8 +24,9 @@ from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlun
 
 import urllib3
 
-from torchtailor.core.errors import NetworkError, UsageError
-from torchtailor.core.trust import whole_number
+from torchtailor.core.disk import expand_home
+from torchtailor.core.errors import BadInputError, NetworkError, UsageError
+from torchtailor.core.trust import Limit, read_limited, whole_number
 from torchtailor.core.urls import redact
 from torchtailor.core.version import __version__
 from torchtailor.fetch.locations import is_this_machine
@@ -469,7 +470,9 @@ def _proxy_login(proxy: str) -> tuple[str, dict[str, str]]:
 
 
 def _read_netrc() -> netrc.netrc | None:
+    named = os.environ.get("NETRC") or None
     try:
-        return netrc.netrc(os.environ.get("NETRC") or None)
-    except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
+        read_limited(expand_home(named or "~/.netrc"), Limit.CONFIGURATION)  # a pipe there would be waited for
+        return netrc.netrc(named)
+    except (OSError, BadInputError, UnicodeDecodeError, netrc.NetrcParseError):
         return None

@@ -21,6 +21,7 @@ import msgspec
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import open_source
 from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.core.disk import open_plain
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.format import counted
 from torchtailor.core.trust import PathPart, RelativePath
@@ -33,6 +34,7 @@ _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
 _ESCAPED = re.compile(r"\\(.)")
 _MEANING = {"t": "\t", "n": "\n", "\\": "\\"}
 _MAX_LINE = 64 << 10  # the hook's lines hold at most a path and some numbers
+_MAX_RUNS = 64 << 20  # and those of touched pages all runs of one mapping: 3 MB where every second page of 2 GB is
 _MAX_SAID = 500
 
 _WRITE = 2  # of the flags of a segment
@@ -59,8 +61,10 @@ class ProcessMemory:
     how: str = ""  # empty where its end is missing
 
     def read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            for line in file:
+        with open_plain(path) as file:
+            while line := file.readline(_MAX_RUNS):
+                if len(line) == _MAX_RUNS:
+                    raise _not_recorded(path)
                 self._add([_unescaped(word) for word in os.fsdecode(line.rstrip(b"\n")).split("\t")])
 
     def _add(self, words: list[str]) -> None:
@@ -111,7 +115,7 @@ class Recorded:
     def read(self, path: Path) -> None:
         """Add the lines of one file; a last line without its end was cut off by a kill."""
         events = others = 0
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
                 try:
                     self._add([_unescaped(word) for word in os.fsdecode(line[:-1]).split("\t")])
@@ -120,9 +124,7 @@ class Recorded:
                     self.lost.add(_NO_EVENT)
                     others += 1
             if len(line) == _MAX_LINE or (others and not events):
-                raise BadInputError(
-                    f"{path} is not what a program recorded.", "Give a folder or .tsv file that it wrote."
-                )
+                raise _not_recorded(path)
 
     def _add(self, words: list[str]) -> None:
         """Add one event; ValueError where the line is none."""
@@ -144,6 +146,10 @@ class Recorded:
                 self.lost.add(_plain(what[:_MAX_SAID]))
             case _:
                 raise ValueError(words[0])
+
+
+def _not_recorded(path: Path) -> BadInputError:
+    return BadInputError(f"{path} is not what a program recorded.", "Give a folder or .tsv file that it wrote.")
 
 
 def _unescaped(word: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.unit.fetch.packages import Package, html_index, json_page
 from tests.unit.fetch.serving import Fault, Site, serve
+from tests.waiting import not_hanging
 from torchtailor.core.errors import NetworkError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
@@ -85,6 +87,22 @@ def test_a_netrc_that_cannot_be_read_is_left_aside(site: Site, settings: Make, h
     (home / ".netrc").chmod(0o600)
     site.content["/page"] = b"here"
     assert Client(settings()).get(f"{site.url}/page").body == b"here"
+
+
+@pytest.mark.parametrize("harm", ["pipe", "zero", "hole"])
+def test_a_netrc_that_is_no_small_plain_file_is_left_aside(site: Site, settings: Make, home: Path, harm: str) -> None:
+    """A pipe would be waited for, and the others read until the memory is full."""
+    match harm:
+        case "pipe":
+            os.mkfifo(home / ".netrc")
+        case "zero":
+            (home / ".netrc").symlink_to("/dev/zero")
+        case "hole":
+            with (home / ".netrc").open("wb") as file:
+                file.truncate(2 << 30)
+    site.content["/page"] = b"here"
+    with not_hanging("a netrc"):
+        assert Client(settings()).get(f"{site.url}/page").body == b"here"
 
 
 def private(site: Site, settings: Make, login: str = "me:s%40cret") -> IndexSettings:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import not_hanging
 from torchtailor.code.binary.source import open_source
 from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.core.errors import BadInputError
@@ -131,3 +132,33 @@ def test_what_was_opened_where_packages_were_installed_into_any_folder(tmp_path:
     rows = [f"proc\t1\t{tmp_path}/deps/torch/bin/tool", *opened]
     trace = make_trace(read_events([lines(tmp_path / "1.tsv", *rows)]))
     assert trace.opened == ("torch/_vendor/x/b.so", "torch/bin/tool", "torch/lib/a.so")
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".pages"])
+@pytest.mark.parametrize("harm", ["pipe", "zero", "hole", "folder"])
+def test_what_others_put_into_a_shared_folder_of_records_is_refused(tmp_path: Path, suffix: str, harm: str) -> None:
+    """Not waited for, and not read until the memory is full."""
+    path = tmp_path / f"1{suffix}"
+    match harm:
+        case "pipe":
+            os.mkfifo(path)
+        case "zero":
+            path.symlink_to("/dev/zero")
+        case "hole":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        case "folder":
+            path.with_suffix("").mkdir()
+            path.symlink_to(path.with_suffix(""))
+    with not_hanging("a record"), pytest.raises(BadInputError, match=r"not what a program recorded|not a plain file"):
+        read_events([path])
+
+
+def test_what_a_line_names_is_opened_only_where_it_is_plain(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.so"
+    os.mkfifo(pipe)
+    record = lines(tmp_path / "1.tsv", f"proc\t1\t{pipe}", f"open\t{pipe}", f"load\t{pipe}\t10\t10")
+    pages = lines(tmp_path / "1.pages", f"map\t1000\t2000\t0\t{pipe}", "at\t0+1", "end\tgone")
+    with not_hanging("a record"):
+        trace = make_trace(read_events([record, pages]))
+    assert len(trace.lost) == 1 and "pipe.so" in trace.lost[0]
