@@ -8,6 +8,7 @@ import netrc
 import os
 import random
 import re
+import socket
 import ssl
 import threading
 import time
@@ -101,6 +102,38 @@ class UnreachableError(NetworkError):
 
 class TooSlowError(UnreachableError):
     """A response that would go on for days."""
+
+
+class _HeadInTime:
+    """A connection on which the head of a response comes in time: a server that drips it would hold us for ever."""
+
+    sock: Any
+    timeout: Any
+
+    def getresponse(self) -> Any:
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(max(_SMALL_RESPONSE, 2 * (self.timeout or 0)), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().getresponse()  # type: ignore[misc]
+        finally:
+            timer.cancel()
+            if late.is_set():  # what came of the head may pass for a whole one
+                raise TimeoutError
+
+
+_STANDARD: dict[str, Any] = urllib3.poolmanager.pool_classes_by_scheme
+_POOLS = {
+    scheme: type("_Pool", (pool,), {"ConnectionCls": type("_Connection", (_HeadInTime, pool.ConnectionCls), {})})
+    for scheme, pool in _STANDARD.items()
+}
 
 
 class Client:
@@ -274,10 +307,12 @@ class Client:
             "retries": urllib3.Retry(total=None, connect=0, read=0, status=0, other=0, redirect=10),
             "maxsize": 16,
         }
-        if not proxy:
-            return urllib3.PoolManager(**options)
-        address, login = _proxy_login(proxy)
-        return urllib3.ProxyManager(address, proxy_headers=login, **options)
+        manager = urllib3.PoolManager(**options)
+        if proxy:
+            address, login = _proxy_login(proxy)
+            manager = urllib3.ProxyManager(address, proxy_headers=login, **options)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
 
     def _login(self, url: str) -> tuple[str, dict[str, str]]:
         """The URL without its credentials, and the header that carries them."""
@@ -433,7 +468,7 @@ def _reason(error: BaseException) -> str:
         return f"the proxy failed: {_reason(error.original_error)}"
     if isinstance(error, urllib3.exceptions.TimeoutError):
         return "timed out"
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _hint(error: BaseException) -> str:

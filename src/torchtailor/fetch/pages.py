@@ -250,13 +250,15 @@ def _from_html(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFi
 
 
 def _joined(base: str, url: str) -> str:
-    """The address of a link; empty where it is none (`http://[x`)."""
+    """The address of a link; empty where it is none (`http://[x`), or where a server names a file of this machine."""
     try:
         joined = urljoin(base, url)
-        urlsplit(joined).port  # noqa: B018  (what is no number is only found when it is read)
+        parts = urlsplit(joined)
+        parts.port  # noqa: B018  (what is no number is only found when it is read)
+        local = parts.scheme == "file" == urlsplit(base).scheme
     except ValueError:
         return ""
-    return joined
+    return joined if local or parts.scheme in ("http", "https") else ""
 
 
 def _metadata_attribute(attributes: Mapping[str, str]) -> Mapping[str, str] | None:

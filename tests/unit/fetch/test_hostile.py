@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.unit.fetch.packages import Package, json_page
 from tests.unit.fetch.serving import Fault, Site
+from tests.waiting import not_hanging
 from torchtailor.core.errors import BadInputError, NetworkError, UsageError
 from torchtailor.core.urls import redact, without_login
 from torchtailor.fetch import client, pipconfig
@@ -31,11 +32,12 @@ from torchtailor.fetch.target import Target
 
 Make = Callable[..., IndexSettings]
 TARGET = Target("3.13", "x86_64")
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100000\r\n\r\n"
 
 
 @contextmanager
-def dripping(seconds: float) -> Iterator[str]:
-    """A server that sends one byte at a time, for ever."""
+def dripping(seconds: float, head: bytes = _HEAD) -> Iterator[str]:
+    """A server that sends one byte at a time after a head, for ever."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -43,7 +45,7 @@ def dripping(seconds: float) -> Iterator[str]:
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100000\r\n\r\n")
+                connection.sendall(head)
                 while not stop.wait(seconds):
                     try:
                         connection.sendall(b" ")
@@ -57,6 +59,14 @@ def dripping(seconds: float) -> Iterator[str]:
         finally:
             stop.set()
             thread.join(5)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: "])
+def test_a_head_that_drips_times_out(settings: Make, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    """Also where what came of it would pass for a whole one."""
+    monkeypatch.setattr(client, "_SMALL_RESPONSE", 0.3)
+    with not_hanging("a head"), dripping(0.02, head) as url, pytest.raises(NetworkError, match="timed out"):
+        Client(settings(timeout=0.1, retries=0)).get(url)
 
 
 def test_a_page_that_drips_times_out(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,27 @@ def test_links_that_are_not_offered(href: str) -> None:
     assert parse_page(f'<a href="{href}">x</a>'.encode(), "text/html", URL, SOURCE) == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'<a href="file:///home/somebody/{WHEEL}">x</a>',
+        f'<a href="FILE:/{WHEEL}">x</a>',
+        f'<a href="file://localhost/{WHEEL}">x</a>',
+        f'<base href="file:///home/"><a href="{WHEEL}">x</a>',
+        f'<a href="javascript:alert(1)//{WHEEL}">x</a>',
+        f'<a href="data:application/zip;base64,AAAA/{WHEEL}">x</a>',
+        f'<a href="ftp://files/{WHEEL}">x</a>',
+    ],
+)
+def test_a_server_offers_only_what_servers_have(text: str, tmp_path: Path) -> None:
+    """No file of this machine; a page of this machine may name one."""
+    link = text.partition('href="')[2].partition('"')[0]
+    assert parse_page(text.encode(), "text/html", URL, SOURCE) == ()
+    assert parse_page(page(url=link), JSON_TYPE, URL, SOURCE) == ()
+    here = parse_page(text.encode(), "text/html", (tmp_path / "links.html").as_uri(), SOURCE)
+    assert len(here) == ("file:" in text.lower())
+
+
 def test_deep_json() -> None:
     deep = b'{"meta": ' + b"[" * 100_000 + b"]" * 100_000 + b', "files": []}'
     try:
