@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
+from tests.waiting import not_hanging
 from torchtailor.advise.host import store
 from torchtailor.advise.host.detect import detect
 from torchtailor.advise.host.probe import RecordingProbe, ReplayProbe
@@ -101,6 +103,19 @@ def test_a_file_that_is_not_there() -> None:
         store.load(Path("/nonexistent/host.json"))
     with pytest.raises(BadInputError, match="cannot be read"):
         store.load(Path("/"))
+
+
+def test_a_pipe_is_read_and_one_without_a_writer_not_waited_for(tmp_path: Path) -> None:
+    """As `detect --from <(ssh other torchtailor detect --json)`."""
+    host = machines.host("zen4")
+    reader, writer = os.pipe()
+    os.write(writer, msgspec.json.encode(host))  # less than a pipe holds
+    os.close(writer)
+    assert store.load(Path(f"/dev/fd/{reader}")).cpu == host.cpu
+    os.close(reader)
+    os.mkfifo(tmp_path / "pipe")
+    with not_hanging("a description"), pytest.raises(BadInputError, match="is not JSON"):
+        store.load(tmp_path / "pipe")
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -57,5 +58,8 @@ def loads(data: bytes, name: str) -> Host:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
+    """A pipe of the shell, `<(...)`, has its writer; one that nobody writes to is empty, and not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "rb") as file:
         return file.read(_LIMIT + 1)
