@@ -105,7 +105,8 @@ def _print_log(log: Diagnosis) -> None:
 
     console = out()
     if log.finding is not None:
-        sure = f"{log.finding.confidence}; {log.finding.source}"
+        threads = [one for one in log.finding.source.split("; ") if "#" in one]  # that a reader can look up
+        sure = "; ".join([log.finding.confidence, *threads])
         console.print(Text.assemble(("failure  ", "bold"), f"{log.finding.failure} ({sure})"))
     if log.lines > 1:
         marked = log.finding.line if log.finding else log.first_error.number if log.first_error else 0

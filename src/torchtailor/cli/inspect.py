@@ -263,7 +263,7 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
     counts.append((library.moved, "in packs"))
     counts.append((answer.linked_at_run_time, "linked at run time"))
     parts = ", ".join(f"{count} {word}" for count, word in sorted(counts, reverse=True) if count)
-    return f"On {gpu.capability}: {answer.verdict} (containers: {parts or 'none'})."
+    return f"On {gpu.capability}: {answer.verdict} (fat binaries, one for each source file: {parts or 'none'})."
 
 
 def _droppable(one: Droppable) -> str:

@@ -65,6 +65,7 @@ def command(
         raise
     for name in () if gpu or cpu else unmatched(chosen, globs or ()):
         err().print(f"warning: {name} matches no variant.", markup=False, soft_wrap=True)
+    chosen = tuple(sorted(chosen, key=lambda one: one.release.version))
     rows = tuple(tables.row(catalog, variant) for variant in chosen)
     if json:
         print_json("matrix", tables.MatrixTable(len(rows), rows))
@@ -82,7 +83,7 @@ def command(
 
 def _counts(chosen: tuple[Variant, ...]) -> str:
     by_release: dict[str, int] = {}
-    for variant in sorted(chosen, key=lambda one: one.release.version):
+    for variant in chosen:
         by_release[variant.release_name] = by_release.get(variant.release_name, 0) + 1
     parts = ", ".join(f"{count} of {name}" for name, count in by_release.items())
     return f"{counted(len(chosen), 'variant')} ({parts})"

@@ -12,7 +12,7 @@ from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.core.errors import NoMatchError, UsageError
 from torchtailor.core.progress import Progress
 from torchtailor.core.version import __version__
-from torchtailor.trees.artifact.artifact import Artifact, open_artifact
+from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, nothing_in, open_artifact
 from torchtailor.trees.artifact.roots import SystemRoot
 from torchtailor.verification.levels import running_checks
 from torchtailor.verification.result import Level, VerifyReport
@@ -51,6 +51,8 @@ def verify(
     progress = progress or Progress()
     artifact = path if isinstance(path, Artifact) else open_artifact(Path(path))
     stock = against if isinstance(against, Artifact) else open_artifact(Path(against)) if against else None
+    if artifact.kind is ArtifactKind.ENVIRONMENT and not artifact.libraries:
+        raise nothing_in(artifact.path)  # that its text files are as installed proves nothing of torch
     within = SystemRoot.open(Path(root)) if root is not None else None
     devices = read_gpus(gpus, catalog)
     expected = expectation(artifact, catalog, variant=variant, gpus=devices, isa=cpu)

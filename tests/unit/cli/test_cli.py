@@ -17,6 +17,7 @@ from typing import Never
 import pytest
 
 from tests.calling import call
+from torchtailor.catalog import Dotted
 from torchtailor.cli import COMMANDS, help_text, main
 from torchtailor.core.errors import EXIT_MEANINGS, ExitCode
 
@@ -305,6 +306,9 @@ def test_the_matrix_counts_by_release_and_says_how_to_see_fewer(capsys: pytest.C
     assert counts.index("of 2.7") < counts.index("of 2.10") < counts.index("of 2.15")
     assert main(["matrix"]) == ExitCode.OK
     assert "--release, --gpu and --cpu show fewer" in capsys.readouterr().out.splitlines()[-1]
+    assert main(["matrix", "--json"]) == ExitCode.OK
+    versions = [Dotted(row["pytorch"]) for row in json.loads(capsys.readouterr().out)["variants"]]
+    assert versions == sorted(versions)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])

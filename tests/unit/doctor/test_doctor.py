@@ -423,6 +423,15 @@ def test_an_unknown_message_has_a_next_step(tmp_path: Path, capsys: pytest.Captu
     assert "Give the whole message, or the path of a log" in capsys.readouterr().out
 
 
+def test_the_threads_of_a_known_failure_are_named_and_no_other_source(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"])
+    said = capsys.readouterr().out
+    assert "triton-arch (certain)" in said
+    assert "CUDA 12.9 or newer, which compile for it" in " ".join(said.split())  # it may be a toolkit's, not Triton's
+    main(["doctor", "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"])
+    assert "gpu-out-of-memory (certain; vllm#7721, #188)" in capsys.readouterr().out
+
+
 def test_rows_to_add_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     from torchtailor.cli.doctor import _print
 

@@ -32,8 +32,8 @@ def test_one_library_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for word in ("sm_90a", "compute_120f", "lto_90", "lz4", ".nv_fatbin", "Tailoring for 8.9", "Tailoring for 9.0"):
         assert word in text
-    assert "On 8.9: compatible through 8.0 (containers: 1 compatible)." in text
-    assert "On 9.0: native (containers: 1 native)." in text
+    assert "On 8.9: compatible through 8.0 (fat binaries, one for each source file: 1 compatible)." in text
+    assert "On 9.0: native (fat binaries, one for each source file: 1 native)." in text
 
 
 def test_a_folder_as_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,25 @@ def ask(*gpus: str, **more: str) -> Recommendation:
     return recommend_for(machines.matrix(), hypothetical(*gpus, **more), Request())
 
 
+def test_an_apple_cpu_by_its_name_says_what_macos_needs() -> None:
+    assert any("On macOS `pip install torch`" in note for note in ask("none", cpu="Apple M2").notes)
+    assert not any("macOS" in note for note in ask("none", cpu="Graviton3").notes)
+
+
+def test_a_driver_of_windows_is_called_one() -> None:
+    (note,) = [note for note in ask("RTX 4090", cpu="zen4", driver="572.16").notes if "572" in note]
+    assert "Windows" in note and note.endswith("what R570 does.")
+
+
+@pytest.mark.parametrize(("gpu", "first"), [("RTX 5090", "570.26"), ("H100", "520.61.05")])
+def test_the_first_driver_that_runs_anything_is_offered(gpu: str, first: str) -> None:
+    asked = ask(gpu, cpu="zen4", driver="470.256.02")
+    assert asked.best is None
+    assert [upgrade.needs for upgrade in asked.upgrades] == [f"driver {first}", "driver 580.65.06"]
+    offered = ask(gpu, cpu="zen4", driver=first).best
+    assert offered is not None and offered.variant == asked.upgrades[0].variant
+
+
 @pytest.mark.parametrize(
     ("gpus", "more", "variant"),
     [
@@ -194,8 +213,8 @@ def test_another_platform_gets_an_answer_with_a_gpu_and_without(cpu: str, arch: 
     ("driver", "note"),
     [
         ("570.26", ""),
-        ("605", "R605 is no branch of the Linux driver that is known"),
-        ("572.16", "R572 is no branch of the Linux driver that is known"),  # that of Windows
+        ("605", "No Linux driver of branch R605 is known"),
+        ("572.16", "drivers for Windows, which WSL 2 uses"),  # that of Windows
         ("999", "newer than every branch that is known"),
         ("620.14.02", "newer than every branch that is known"),
     ],

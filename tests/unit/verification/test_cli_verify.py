@@ -26,6 +26,31 @@ def test_everything_passes(stock: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "0 failed" in said
 
 
+def test_where_the_gpu_is_from_is_said(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tailor", str(stock), "--gpu", "9.0", "-o", str(tmp_path)]) == ExitCode.OK
+    (cut,) = tmp_path.glob("*.whl")
+    capsys.readouterr()
+    for options, source in (((), "torchtailor.json"), (("--gpu", "9.0"), "--gpu, as in torchtailor.json")):
+        assert main(["verify", str(cut), *options, "--level", "static"]) == ExitCode.OK
+        assert f" as GPU 9.0 (from {source})" in capsys.readouterr().out
+
+
+def test_an_environment_without_libraries_has_nothing_to_verify(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pip's own: two packages of text, and launchers for Windows."""
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    (site / "pip-24.0.dist-info").mkdir(parents=True)
+    (site / "pip-24.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: pip\nVersion: 24.0\n")
+    (site / "pip").mkdir()
+    (site / "pip" / "t64.exe").write_bytes(b"MZ" + bytes(62))
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    assert main(["verify", str(tmp_path)]) == ExitCode.BAD_INPUT
+    assert "holds no libraries" in capsys.readouterr().err
+
+
 def test_a_failure_is_exit_code_6(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["verify", str(HOST / "x86_64" / "startup_wide.so"), "--cpu", "avx2", "--level", "static"])
     assert code == ExitCode.CHECK_FAILED

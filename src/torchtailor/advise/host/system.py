@@ -75,7 +75,10 @@ def system_notes(system: System) -> tuple[Note, ...]:
         text = _OTHER_SYSTEMS.get(system.os_id, f"torchtailor makes builds for Linux, and this is {system.os}.")
         return (Note(topic=NOT_LINUX, text=text),)
     if system.libc == "musl":
-        text = "The C library is musl: PyTorch's wheels and CUDA are built for glibc and do not run on it."
+        text = (
+            "The C library is musl: there are no PyTorch wheels for it, and those for glibc and CUDA do not run on it. "
+            "In a container with glibc (Debian, Ubuntu) on the same machine they do."
+        )
         return (Note(topic="musl", text=text),)
     return ()
 

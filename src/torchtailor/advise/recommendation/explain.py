@@ -79,7 +79,8 @@ def _why_release(situation: Situation, candidate: Candidate) -> str:
     version = candidate.variant.release.version
     newest = max(release.version for release in situation.catalog.releases.values())
     if version == newest:
-        return f"PyTorch {version} is the newest release."
+        none = " (there are no wheels for musl)" if situation.host.system.libc == "musl" else ""
+        return f"PyTorch {version} is the newest release{none}."
     if situation.request.release:
         return f"PyTorch {version} is the release that was asked for."
     if candidate.method.basis is not Basis.WHEEL:

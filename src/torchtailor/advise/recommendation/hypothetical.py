@@ -98,7 +98,11 @@ def _driver(catalog: Catalog, text: str) -> _GivenDriver:
         note = f"Driver {version} is newer than every branch that is known, R{newest} at most: it is taken to support "
         return _GivenDriver(version, f"{note}what R{newest} does.")
     if known is None and branch > min(catalog.drivers):
-        note = f"R{branch} is no branch of the Linux driver that is known: {version} is compared by its number."
+        same = max(one for one in catalog.drivers if one < branch)
+        note = (
+            f"No Linux driver of branch R{branch} is known; drivers for Windows, which WSL 2 uses, have such numbers: "
+            f"{version} is taken to support what R{same} does."
+        )
         return _GivenDriver(version, note)
     if known is None or not version.isdecimal():
         return _GivenDriver(version)
@@ -184,6 +188,11 @@ def _cpu(
         core, label = catalog.microarchitecture(given.cpu)
         if not gpus and not given.gpus and (base is None or not base.gpus):
             notes.append("No GPU was given (--gpu): the recommendation is for the CPU alone.")
+        if base is None and not gpus and core.name.startswith("apple_"):
+            notes.append(
+                f"{label} is taken to run Linux (Asahi, a virtual machine, a container). On macOS `pip install torch` "
+                "is all there is to do: its wheel uses the GPU through MPS."
+            )
         row = catalog.cpu_name(given.cpu)
         if row is None or not row.at_least:
             return hypothetical_cpu(core, label)

@@ -24,6 +24,8 @@ def upgrades(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
         return
     if situation.devices and situation.host.system.linux:
         by_driver = tuple(_by_driver(situation, best))
+        if best is None or best.variant.gpu is None:
+            yield from _by_least_driver(situation, by_driver)
         yield from by_driver
         yield from _by_jetpack(situation, best)
         by_python = tuple(_by_python(situation, best))
@@ -80,6 +82,22 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
     else:
         text = f"A newer driver, one for CUDA {variant.build.cuda}, enables {gain}."
         yield Upgrade(f"CUDA {variant.build.cuda}", variant.unique_name, text)
+
+
+def _by_least_driver(situation: Situation, by_driver: tuple[Upgrade, ...]) -> Iterator[Upgrade]:
+    """The first driver that knows the GPUs, where an older release already runs on it."""
+    driver, known = situation.host.driver, situation.catalog.gpus
+    there = ((known.get(one.compute), one.name) for one in situation.devices if one.compute)
+    firsts = [gpu.first_driver_of(name) for gpu, name in there if gpu is not None]
+    first = max((one for one in firsts if one is not None), default=None)
+    if driver is None or first is None or driver.windows or driver.number >= first:
+        return
+    updated = replace_struct(situation.host, driver=replace_struct(driver, version=str(first), cuda=None))
+    least = best_candidate(replace(situation, host=updated))
+    if least is not None and least.variant.unique_name not in {one.variant for one in by_driver}:
+        text = f"Driver {first} or newer enables PyTorch {least.variant.release.version} with CUDA "
+        text += f"{least.variant.build.cuda} ({least.variant.short_name})."
+        yield Upgrade(f"driver {first}", least.variant.unique_name, text)
 
 
 def _by_jetpack(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:

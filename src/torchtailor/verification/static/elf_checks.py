@@ -33,7 +33,8 @@ def elf_checks(
 ) -> Iterator[Check]:
     """All lines about the files as the loader sees them; what stock's library of the same name has too is named so."""
     yield from _health(libraries, {facts.name: facts.elf for facts in stocks if facts.elf})
-    yield _needed(artifact, libraries)
+    if libraries:
+        yield _needed(artifact, libraries)
     yield from _glibc(artifact, libraries)
 
 

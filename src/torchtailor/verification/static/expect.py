@@ -54,6 +54,8 @@ def expectation(
         expected = Expectation()
     if gpus and set(gpus) != set(expected.gpus):
         expected = replace(expected, name="", gpus=tuple(gpus), source="--gpu")
+    elif gpus:
+        expected = replace(expected, source=f"--gpu, as in {expected.source}")
     if isa:
         named = catalog.isa(isa)
         expected = replace(expected, isa=named, arch=named.arch, source=expected.source or "--cpu", isa_asked=True)
