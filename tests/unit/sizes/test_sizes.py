@@ -328,6 +328,46 @@ def test_a_page_compares_kernels_by_architecture(tmp_path: Path) -> None:
     assert all(kernel["old"] and kernel["old"] < kernel["size"] for kernel in code["children"][:2])
 
 
+def test_a_page_says_how_well_code_is_compressed(tmp_path: Path) -> None:
+    """A wheel doubled while its library grew by a third: code that lay there raw was compressed by the compiler."""
+    codes = [cubin("90", 90_000, kernel=f"_Z1kILi{n}EEvv") for n in range(3)]
+    old, new = (
+        wheel_of(tmp_path, f"demo-1.{n}", {"demo/lib.so": elf(Place(".nv_fatbin", container(*entries)))})
+        for n, entries in enumerate(
+            ([Entry(codes[0], sm=90)], [Entry(code, sm=90, compression="zstd") for code in codes])
+        )
+    )
+    assert call("diff", old, new, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
+    text = (tmp_path / "diff.html").read_text()
+    held = [measured(wheel).by(lambda row: row.code)["sm_90"] for wheel in (old, new)]
+    raw = [len(codes[0]), sum(map(len, codes))]
+    library, packed = (
+        " → ".join(f"{100 * (size or 0) / whole:.0f} %" for size, whole in zip(sizes, raw, strict=True))
+        for sizes in ([one.size for one in held], [one.packed for one in held])
+    )
+    assert library.startswith("100 % → ") and f"in libraries {library}, in the wheel {packed}." in text
+    ((_, _, below),) = (row for row in sections_of_page(text)["By architecture"] if row[0] == "sm_90")
+    assert below.endswith(f"; unpacked {human_bytes(raw[0])} → {human_bytes(raw[1])}")
+
+
+def test_a_page_counts_the_functions_of_code_that_came_for_another(tmp_path: Path) -> None:
+    """Of cuTENSOR, whose code for sm_100a became sm_100f, it said `0 → 258 functions for each`, 258 as before too."""
+    wheels = [
+        wheel_of(tmp_path, name, {"demo/lib.so": elf(Place(".nv_fatbin", container(*codes)))})
+        for name, codes in (
+            ("demo-1.0", [Entry(cubin(f"{sm}", 9000, kernel="_Z1kILi1EEvv"), sm=sm) for sm in (70, 80, 90)]),
+            ("demo-1.1", [Entry(cubin(f"{sm}", 50 * sm, kernel="_Z1kILi1EEvv"), sm=sm) for sm in (75, 80, 90, 120)]),
+        )
+    ]
+    assert call("diff", *wheels, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
+    sections = sections_of_page((tmp_path / "diff.html").read_text())
+    ((_, _, below),) = (row for rows in sections.values() for row in rows if row[0] == "k")
+    assert below.startswith("1 function as before for each: ") and "sm_70 -9 kB (gone)" in below
+    assert "sm_120 +6 kB (new)" in below
+    # where every architecture changed, the last row has its words too
+    assert all(below for _, _, below in sections["By architecture"])
+
+
 def test_a_page_says_in_which_library_a_kernel_grew(tmp_path: Path) -> None:
     """A reader takes a kernel for twice as large where another library has a copy of it."""
     old = wheel_with(tmp_path, "demo-1.0", "size.so")
