@@ -90,7 +90,8 @@ OPTIONS = (
     CutOption("debuggable", bool, "Keep unwind tables, which debuggers read from the file.", panel=WORKLOAD),
     CutOption("pack_compress", str, "Store the pages in packs as zstd; none is the default, and quicker.",
               panel=WORKLOAD, metavar="HOW"),
-    CutOption("drop_unopened", bool, "Leave out large files that the program never opened.", panel=WORKLOAD),
+    CutOption("drop_unopened", bool, "Move files that the program never opened to packs, or leave them out.",
+              panel=WORKLOAD),
 )  # fmt: skip
 
 _VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."

@@ -204,6 +204,13 @@ def _print_leftovers(report: TailorReport) -> None:
         option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
         why = drop_rules()[name].what if name in default_rules() else option
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
+    if moved := [one for result in results for one in result.moved_files]:
+        size, count = human_bytes(sum(one.size for one in moved)), sum(one.files for one in moved)
+        move = "Would move" if report.options.dry_run else "Moved"
+        out().print(
+            f"{move} {counted(count, 'file')} of {size} that were never opened beside the packs; links lead there.",
+            markup=False,
+        )
     said = [line for result in results for line in _cut.said_of_no_gpu(result, dry_run=report.options.dry_run)]
     for line in (*said, *_cut.said_of_cpu_builds(one for result in results for one in result.stand_ins)):
         out().print(line, markup=False)
@@ -215,7 +222,7 @@ def _print_leftovers(report: TailorReport) -> None:
         out().print(f"For {pack.target}: {pack.path} ({human_bytes(pack.size)}).", markup=False)
     if unopened := sum(result.unopened for result in results):
         out().print(
-            f"Files that the workload never opened take {human_bytes(unopened)}: --drop-unopened leaves them out.",
+            f"Files that the workload never opened take {human_bytes(unopened)}: --drop-unopened moves or drops them.",
             markup=False,
         )
     if symbols := sum(result.could_strip for result in results):

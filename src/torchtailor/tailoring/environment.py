@@ -127,8 +127,9 @@ def _result(
 ) -> TailorResult:
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
     gone = tuple(dropped)
-    before = sum(library.size_before for library in ordered) + sum(file.size for file in gone)
-    after = sum(library.size_after for library in ordered)
+    moved = sum(one.size for one in plan.moved)
+    before = sum(library.size_before for library in ordered) + sum(file.size for file in gone) + moved
+    after = sum(library.size_after for library in ordered) + moved
     after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in ordered)
     after += sum(one.size for one in plan.stand_ins)
     site = plan.site
@@ -136,7 +137,8 @@ def _result(
     notes = (*unreadable_in(site), *plan.notes, *notes)
     result = replace(result, notes=notes, dropped_files=gone, kept_files=plan.kept, stand_ins=plan.stand_ins)
     requirements = plan.without.changed_requirements
-    return replace(result, gone_packages=plan.without.names, changed_requirements=requirements)
+    names = plan.without.names
+    return replace(result, moved_files=tuple(plan.moved), gone_packages=names, changed_requirements=requirements)
 
 
 def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
@@ -170,7 +172,7 @@ def _how_to_undo(site: Path, chains: Chains) -> str:
 
 def _depends_on_targets(change: Change) -> bool:
     rule = drop_rules().get(change.dropped["rule"]) if change.dropped else None
-    return rule is None or rule.by_target
+    return not change.moved and (rule is None or rule.by_target)
 
 
 def _cut_all(

@@ -12,13 +12,14 @@ from typing import Any
 from torchtailor.core.disk import give_to, sync_folder, why_fixed
 from torchtailor.core.errors import NoMatchError
 from torchtailor.core.trust import leads_inside
-from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.journal import STATE_FOLDER
 from torchtailor.tailoring.libraries import LibraryJob, is_library
-from torchtailor.tailoring.tree import FileState, InstalledTree, left_out_of
+from torchtailor.tailoring.moved_paths import MovedPath, moved_from
+from torchtailor.tailoring.tree import FileState, InstalledTree, Package, left_out_of
 from torchtailor.tailoring.without_gpu import WithoutGpu, asking_in
 from torchtailor.trees.artifact.artifact import open_artifact
 from torchtailor.trees.artifact.drops import DroppedFile
@@ -70,6 +71,7 @@ class EnvironmentPlan:
     dropped: Mapping[str, DroppedFile]
     kept: tuple[DroppedFile, ...]  # of NVIDIA's packages, for want of --nvidia
     notes: tuple[str, ...]
+    moved: Mapping[MovedPath, Package]
     without: WithoutGpu
     stand_ins: tuple[GpuStandIn, ...]  # for libraries that only a GPU needs, where they are not there yet
 
@@ -100,10 +102,11 @@ class EnvironmentPlan:
             if why := next((fixed[owner.dist_info] for owner in owners.get(name, ()) if owner.dist_info in fixed), ""):
                 outside.append(name)
                 notes.append(f"{name} stays: {why}.")
-        kept = tuple(left_out.refused.values())
-        stays = {name: dropped[name] for name in dropped if name not in outside}
+        going = {name: dropped[name] for name in dropped if name not in outside}
+        left_out, moved = moved_from(tree, FilesLeftOut(going, left_out.refused), options)
         new = tuple(one for one in for_gpus if FileState.of(site / one.path, sizes=[one.size]) != one.file.state)
-        return cls(site, tree, found, fixed, stays, kept, tuple(notes), without, new)
+        kept = tuple(left_out.refused.values())
+        return cls(site, tree, found, fixed, left_out.files, kept, tuple(notes), moved, without, new)
 
 
 def _unlisted(site: Path, installed: Iterable[InstalledDistribution], listed: Collection[str]) -> Iterator[str]:

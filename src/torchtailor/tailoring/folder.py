@@ -32,6 +32,7 @@ from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
+from torchtailor.tailoring.moved_paths import MovedPath, moved_from
 from torchtailor.tailoring.packs import check_tools, libraries_below, packs_beside
 from torchtailor.tailoring.places import (
     check_folder_place,
@@ -45,6 +46,7 @@ from torchtailor.tailoring.tree import (
     Gone,
     InstalledTree,
     NewFile,
+    Package,
     StripRule,
     changed_rows,
     left_out_of,
@@ -91,7 +93,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             target = scratch / "tree"
             tree = InstalledTree(folder, listing.sizes, owners_by_file(installed))
             without = WithoutGpu.of(tree, options)
-            left_out = left_out_of(tree, options).and_also(without.gone)
+            left_out, moved = moved_from(tree, left_out_of(tree, options).and_also(without.gone), options)
             dropped = left_out.files
             copy = _Copy(listing, tree, target, dropped, copying=not options.dry_run)
             if not copy.libraries and not any(loose_code_files([folder])):
@@ -127,6 +129,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 notes=left_alone,
                 dropped_files=tuple(dropped.values()),
                 kept_files=tuple(left_out.refused.values()),
+                moved_files=tuple(moved),
                 unopened=options.unopened(left_out.others(tree.sizes)),
                 stand_ins=for_gpus,
                 gone_packages=without.names,
@@ -142,7 +145,9 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             for file in added:
                 file.put((target / file.path).parent)
             remove_empty(target, without.gone)
-            _update_records(tree, target, installed, results, dropped, added)
+            for one in moved:
+                one.move(target)
+            _update_records(tree, target, installed, results, dropped, added, moved)
             (target / MANIFEST).write_bytes(_manifest(whole, options))
             copy.set_modes()
             check_nothing_lost(output, target)
@@ -157,6 +162,7 @@ def _manifest(whole: TailorResult, options: Cut) -> bytes:
         {},
         whole.libraries,
         whole.dropped_files,
+        whole.moved_files,
         stand_ins=whole.stand_ins,
         changed_requirements=whole.changed_requirements,
     )
@@ -355,6 +361,7 @@ def _update_records(
     results: Mapping[str, LibraryResult],
     gone: Collection[str],
     added: Sequence[NewFile],
+    moved: Mapping[MovedPath, Package],
 ) -> None:
     """A RECORD in the copy must describe the copy, also where it lists a library by its second name."""
     by_file = {_file(target / name): result for name, result in results.items() if result.status.changed}
@@ -369,7 +376,9 @@ def _update_records(
     for one in installed:
         if not (target / one.dist_info.relative_to(tree.folder)).exists():
             continue
-        changes = changed_rows(one.files.items(), now) | new_rows(added, tree.package(one))
+        package = tree.package(one)
+        rows = [place.row(one.files, package.site) for place, whose in moved.items() if whose == package]
+        changes = changed_rows(one.files.items(), now) | new_rows(added, package) | {row.path: row for row in rows}
         if changes:
             write_atomically(target / one.record_path.relative_to(tree.folder), one.record.updated(changes).encode())
 

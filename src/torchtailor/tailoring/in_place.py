@@ -120,6 +120,7 @@ class InPlace:
 
     def leave_out(self, plan: EnvironmentPlan, options: Cut, progress: Progress) -> tuple[list[DroppedFile], list[str]]:
         """Leave out what the rules name; returns these files, and why others stay."""
+        self._move(plan)
         stubs = stand_ins(plan.tree, plan.dropped)
         changes, notes = self._leaving(plan, stubs, options, progress)
         if changes:
@@ -152,6 +153,19 @@ class InPlace:
                 sync_folder(folder)
         sync_folder(plan.site)
         return [plan.dropped[name] for name in gone], notes
+
+    def _move(self, plan: EnvironmentPlan) -> None:
+        """Put files that were never opened beside the packs, and links in their places."""
+        said = self.document
+        changes = [
+            Change(one.path, (PurePosixPath(package.dist_info).name,), None, None, "", said, None, moved=one)
+            for one, package in plan.moved.items()
+        ]
+        if changes:
+            self.journal.add(*changes)
+        for one in plan.moved:
+            one.move(plan.site)
+            self.known[one.path] = Gone.MOVED
 
     def _uninstall(self, dist_info: str, names: Sequence[str]) -> Sequence[str]:
         """Remove a dist-info folder at once: without some of its files nobody knows what it is."""

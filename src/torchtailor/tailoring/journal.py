@@ -26,6 +26,7 @@ from torchtailor.surgery.cut import GPU_ONLY
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import StandInDocument, environment_manifest, no_gpu_json
+from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.tailoring.tree import FileState, Gone, NewFile, changed_rows, remove_empty
 from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.trees.wheels.distribution import MANIFEST
@@ -80,20 +81,24 @@ class Change:
     added: tuple[AddedFile, ...] = ()
     stand_in: dict[str, Any] | None = None  # the row of a library in the place of one of NVIDIA's
     requirements: dict[str, str | None] | None = None  # of METADATA: what is left of each that changed
+    moved: MovedPath | None = None  # where a file, or a whole folder, lies now
 
     def __post_init__(self) -> None:
         rows = {_Library: self.library, _Dropped: self.dropped, StandInDocument: self.stand_in}
         said = [(kind, row) for kind, row in rows.items() if row is not None]
-        if len(said) + (self.requirements is not None) != 1 or (self.after is None and not self.dropped):
-            raise ValueError("A file is either replaced, left out or added.")
-        if self.before is None and not self.stand_in:
+        what = len(said) + (self.requirements is not None) + (self.moved is not None)
+        if what != 1 or (self.after is None and not self.dropped and not self.moved):
+            raise ValueError("A file is either replaced, left out, moved or added.")
+        if self.before is None and not self.stand_in and not self.moved:
             raise ValueError("What was replaced or left out was there before.")
+        if self.moved and (self.moved.path != self.path or self.before or self.after):
+            raise ValueError("What was moved is what it was before.")
         for kind, row in said:
             msgspec.convert(row, kind)
 
     @property
     def size_before(self) -> int:
-        return self.before.size if self.before else 0
+        return self.before.size if self.before else self.moved.size if self.moved else 0
 
     @property
     def of_no_use(self) -> bool:
@@ -102,7 +107,7 @@ class Change:
 
     @property
     def state_after(self) -> FileState | Gone:
-        return self.after or Gone.GONE
+        return self.after or (Gone.MOVED if self.moved else Gone.GONE)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -227,13 +232,17 @@ def reconcile(journal: Journal, known: Mapping[str, FileState | Gone] | None = N
     changes are forgotten, with the removed bytes. `known` are files that were just put in place and need no reading.
     """
     recorded, actual, chains = _read(journal, known or {})
+    for chain in chains.values():
+        if moved := chain[-1].moved:
+            moved.move(journal.site)
     names = {name for chain in recorded.values() for change in chain for name in change.distributions}
     places = [journal.site / name for name in sorted(names) if name.endswith(".dist-info")]
     folders = [place for place in places if place.is_dir() and not place.is_symlink()]
     for one in read_installed(journal.site, folders):
         own = {path: chain for path, chain in recorded.items() if _belongs(path, chain, one)}
         written = {f"{one.dist_info.name}/{name}" for name in (one.record_path.name, MANIFEST)}  # here, by what is so
-        states = {path: state for path in own if path not in written and (state := actual.get(path))}
+        at = {path: actual.get(path) for path in own if path not in written}
+        states = {path: state for path, state in at.items() if state and state is not Gone.MOVED}
         _update_distribution(journal, one, states, {path: chains[path] for path in own if path in chains}, own)
     _remove_added(journal.site, recorded, chains)
     remove_empty(journal.site, [path for path, chain in chains.items() if chain[-1].of_no_use])
@@ -257,7 +266,8 @@ def _remove_added(site: Path, recorded: Chains, chains: Chains) -> None:
 def _belongs(path: str, chain: Sequence[Change], one: InstalledDistribution) -> bool:
     """Whether a file is a distribution's: its RECORD lists it, or did until the file was left out."""
     return path in one.files or any(
-        (change.dropped or change.stand_in) and one.dist_info.name in change.distributions for change in chain
+        (change.dropped or change.stand_in or change.moved) and one.dist_info.name in change.distributions
+        for change in chain
     )
 
 
@@ -281,7 +291,8 @@ def _update_distribution(
             {text: left for chain in in_force for text, left in (chain[-1].requirements or {}).items()},
         )
         name, version = one.metadata.name, one.metadata.version
-        document = environment_manifest(_options(in_force), name, version, libraries, dropped, no_gpu)
+        moved = [chain[-1].moved for chain in in_force if chain[-1].moved]
+        document = environment_manifest(_options(in_force), name, version, libraries, dropped, no_gpu, moved)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
             owner = one.dist_info.stat()
             write_atomically(manifest_path, document, owner=owner, durable=True, staging=journal.staging)
@@ -315,9 +326,11 @@ def _added_rows(one: InstalledDistribution, chains: Chains, recorded: Chains) ->
         change for chain in recorded.values() for change in chain if change.distributions[:1] == (one.dist_info.name,)
     ]
     rows: dict[str, RecordRow | None] = {file.path: None for change in mine for file in change.added}
-    for chain in chains.values():
-        if chain[-1].distributions[:1] == (one.dist_info.name,):
-            rows |= {file.path: FileState(file.sha256, file.size).row(file.path) for file in chain[-1].added}
+    rows |= {change.moved.row(one.files).path: None for change in mine if change.moved}
+    for last in (chain[-1] for chain in chains.values() if chain[-1].distributions[:1] == (one.dist_info.name,)):
+        new = [FileState(file.sha256, file.size).row(file.path) for file in last.added]
+        new += [last.moved.row(one.files)] if last.moved else []
+        rows |= {row.path: row for row in new}
     return rows
 
 
@@ -338,11 +351,13 @@ def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | Gone 
     place = inside(site, path)
     if not leads_inside(site, place):
         return None
+    owners = [(site / name).is_dir() for change in chain if not change.library for name in change.distributions]
+    if moved := chain[-1].moved:
+        return Gone.MOVED if moved.is_linked(site) or (any(owners) and moved.is_halfway(site)) else None
     if not os.path.lexists(place):
-        owners = (site / name for change in chain if not change.library for name in change.distributions)
         if chain[-1].of_no_use and not any(_installed_again(site, name) for name in chain[-1].distributions):
             return Gone.GONE
-        return Gone.GONE if any(owner.is_dir() for owner in owners) else None  # else its package was uninstalled
+        return Gone.GONE if any(owners) else None  # else its package was uninstalled
     known = [state for change in chain for state in (change.before, change.after) if state]
     state = FileState.of(place, sizes={state.size for state in known})
     return state if state in known else None

@@ -20,14 +20,15 @@ from torchtailor.tailoring.packs import hook_for, pack_place, packs_beside
 from torchtailor.tailoring.tree import FileState, FileTree, NewFile, is_refused
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name, why_not_cut
 from torchtailor.workload.hook import HOOK_NAME
-from torchtailor.workload.pack import PackPlace
+from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
 REFUSED = "NVIDIA's own, unchanged without --nvidia"
 
 
 def is_library(file: LibraryFile) -> bool:
-    """Whether a file is a shared library, by its name and its first bytes, or a program with GPU code."""
-    if not file.is_elf:
+    """Whether a file is a shared library, by its name and its first bytes, or a program with GPU code; the hook of an
+    earlier cut is none that is cut."""
+    if not file.is_elf or PACK_FOLDER in file.name.split("/"):
         return False
     if is_shared_name(file.name):
         return True

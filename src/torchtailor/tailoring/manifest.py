@@ -16,6 +16,7 @@ from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.trees.artifact.drops import DroppedFile
 
 SCHEMA = 1
@@ -28,6 +29,7 @@ def manifest(
     output: Mapping[str, Any],
     libraries: Iterable[LibraryResult],
     dropped: Iterable[DroppedFile] = (),
+    moved: Iterable[MovedPath] = (),
     *,
     label: str = "",
     stand_ins: Sequence[GpuStandIn] = (),
@@ -39,7 +41,7 @@ def manifest(
         settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
     no_gpu = no_gpu_json(map(stand_in_json, stand_ins), changed_requirements or {})
     rows = map(library_json, libraries)
-    return _encode({**plain(settings), **no_gpu}, source, output, rows, map(plain, dropped))
+    return _encode({**plain(settings), **no_gpu}, source, output, rows, map(plain, dropped), moved)
 
 
 def environment_manifest(
@@ -49,10 +51,11 @@ def environment_manifest(
     libraries: Iterable[Mapping[str, Any]],
     dropped: Iterable[Mapping[str, Any]],
     no_gpu: Mapping[str, Any],
+    moved: Iterable[MovedPath] = (),
 ) -> bytes:
     """The manifest of an installed distribution, from the rows of its journal; `no_gpu` is that of `no_gpu_json`."""
     source = {"kind": "environment", "name": name, "version": version}
-    return _encode({**plain(options), **no_gpu}, source, {}, libraries, dropped)
+    return _encode({**plain(options), **no_gpu}, source, {}, libraries, dropped, moved)
 
 
 def _encode(
@@ -61,10 +64,12 @@ def _encode(
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
     dropped: Iterable[Mapping[str, Any]],
+    moved: Iterable[MovedPath],
 ) -> bytes:
     """No times and no paths of this machine, so that manifests can be compared."""
     rows = sorted(libraries, key=lambda library: str(library["path"]))
     left_out = sorted(dropped, key=lambda file: str(file["path"]))
+    elsewhere = sorted(map(plain, moved), key=lambda one: str(one["path"]))
     whole = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
@@ -73,6 +78,7 @@ def _encode(
         "output": dict(output),
         "libraries": rows,
         **({"dropped_files": left_out} if left_out else {}),
+        **({"moved_files": elsewhere} if elsewhere else {}),
         "totals": {
             "libraries": len(rows),
             "size_before": sum(row["size_before"] for row in rows),

@@ -73,14 +73,17 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
         chains = reconcile(journal)
         kept = {path for path, chain in chains.items() if all(one.removed or not one.before for one in chain)}
         lost = [change for path, chain in chains.items() if path not in kept for change in chain]
-        ready = {path: chains[path] for path in kept if not lost or chains[path][0].before}
+        ready = {path: chains[path] for path in kept if not lost or chains[path][0].before or chains[path][0].moved}
         commands = _reinstall_commands(site, lost)
         size = sum(chain[0].size_before for chain in ready.values())
         if not dry_run:
             progress.begin(str(site), size)
             try:
                 for path, chain in sorted(ready.items(), key=lambda item: item[1][0].same_as is not None):
-                    _restore(journal, path, chain)
+                    if moved := chain[-1].moved:
+                        moved.move_back(journal.site)
+                    else:
+                        _restore(journal, path, chain)
                     progress.advance(chain[0].size_before)
             finally:
                 if not reconcile(journal):

@@ -13,6 +13,7 @@ from torchtailor.core.documents import Bytes, document
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
+from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile
 
@@ -57,6 +58,7 @@ class TailorResult:
     notes: tuple[str, ...] = ()
     dropped_files: tuple[DroppedFile, ...] = ()  # that the output goes without
     kept_files: tuple[DroppedFile, ...] = ()  # that it would go without with --nvidia
+    moved_files: tuple[MovedPath, ...] = ()  # files and folders that lie beside the packs now
     unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
     pack_wheels: tuple[PackWheel, ...] = ()  # of a split
@@ -72,7 +74,9 @@ class TailorResult:
     @property
     def differs(self) -> bool:
         """Whether the output is another one than the input: something was cut, left out or added."""
-        return bool(self.changed or self.dropped_files or self.stand_ins or self.changed_requirements)
+        return bool(
+            self.changed or self.dropped_files or self.moved_files or self.stand_ins or self.changed_requirements
+        )
 
     @property
     def has_ptx(self) -> bool:
@@ -134,6 +138,7 @@ class TailorResult:
             sha256_before=self.sha256_before or None,
             sha256_after=(not planned and self.sha256_after) or None,
             libraries=[*map(library_document, self.libraries)],
+            moved_files=self.moved_files or UNSET,
             stand_ins=self.stand_ins or UNSET,
             changed_requirements=self.changed_requirements or UNSET,
             gone_packages=self.gone_packages or UNSET,
@@ -161,6 +166,9 @@ class TailoredInput(Struct):
     useless_for_target: bool
     notes: tuple[str, ...]
     libraries: tuple[LibraryDocument, ...]
+    moved_files: (
+        Annotated[tuple[MovedPath, ...], Meta(description="files and folders that a link leads to")] | UnsetType
+    ) = UNSET
     stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
     changed_requirements: ChangedRequirements = UNSET
     gone_packages: GonePackages = UNSET

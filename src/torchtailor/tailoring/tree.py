@@ -58,9 +58,10 @@ class FileState:
 
 
 class Gone(Enum):
-    """What a file is that was left out."""
+    """What a file is that is no longer in its place."""
 
-    GONE = "gone"
+    GONE = "gone"  # it was left out
+    MOVED = "moved"  # a link leads to it
 
 
 @dataclass(frozen=True, slots=True)

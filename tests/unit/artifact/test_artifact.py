@@ -213,6 +213,16 @@ def test_programs_of_an_unpacked_wheel_can_be_run(wheel: Path) -> None:
         assert os.access(launch.folders[0] / "torch" / "bin" / "tool", os.X_OK)
 
 
+def test_what_a_pth_file_installs_runs_as_in_site_packages(tmp_path: Path) -> None:
+    """As the finder of modules that lie in packs; the folder still comes first on the path."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").touch()
+    (tmp_path / "demo.pth").write_text("import sys; sys.installed = True\n")
+    with open_target(tmp_path) as launch:
+        said = launch.run(["-c", f"import sys; print(sys.installed, sys.path.index({str(tmp_path)!r}))"])
+    assert said.output == "True 2\n"  # after the folder that it runs in, and that of what does this
+
+
 def test_a_library_is_not_started(tmp_path: Path) -> None:
     library = tmp_path / "libx.so"
     library.write_bytes(LIBRARY)

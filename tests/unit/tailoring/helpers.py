@@ -53,6 +53,8 @@ def check_records(site: Path) -> None:
         rows = list(csv.reader(io.StringIO(record.read_text())))
         listed = {row[0] for row in rows}
         for path, recorded, size in rows:
+            if (site / path).is_symlink() and (site / path).is_dir():  # of what was never opened
+                continue
             data = (site / path).read_bytes()
             if recorded:
                 assert recorded == f"sha256={digest(data)}", path

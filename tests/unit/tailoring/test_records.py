@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zipfile
 from itertools import chain, combinations
@@ -55,11 +56,14 @@ def check(files: dict[str, bytes], site: str = "", *, own_manifest: bool = True)
             cut = [row["path"] for row in json.loads(files[manifest])["libraries"] if row["status"] == "cut"]
             assert cut and set(cut) <= listed
     packs = {path.removeprefix(site) for path in files if path.startswith(f"{site}torchtailor-packs/")}
+    packs -= {f"torchtailor-packs/demo/files/{path}" for path in in_any}  # listed where the link to their folder is
     assert packs | {path for path in ADDED if f"{site}{path}" in files} <= in_any
 
 
 def below(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """The files as programs see them, also through links."""
+    paths = (Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 # Files go by a rule; or what a program does not use goes to packs, and what it never opened leaves a stand-in.
@@ -107,7 +111,7 @@ def test_installed(tmp_path: Path, wheel: Path, kind: str, cut: Cut) -> None:
         tailor_environment(site, cut)
         files = {path: data for path, data in below(site).items() if not path.startswith(".torchtailor/")}
     check(files, own_manifest=kind == "environment")
-    assert HEADER not in files
+    assert (HEADER in files) is (cut is FOR_PROGRAM)
     assert cut is BY_RULE or set(files) >= ADDED
 
 

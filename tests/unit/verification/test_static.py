@@ -659,6 +659,13 @@ class TestKinds:
         assert artifact.torch_version == "2.10.0"
         proof = prove(env, gpus=["9.0"], against=stock)
         assert failures(proof) == []
+        record = site / "torch-2.10.0.dist-info" / "RECORD"
+        record.write_text(f"../../../bin/torchrun,,\n{record.read_text()}")
+        assert line(prove(env), "RECORD and hashes").failed
+        assert not line(prove(site), "RECORD and hashes").failed  # a copy of site-packages has no scripts
+        (env / "bin").mkdir()
+        (env / "bin" / "torchrun").touch()
+        assert not line(prove(env), "RECORD and hashes").failed
         (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(b"\x7fELF" + bytes(100))
         assert line(prove(env), "RECORD and hashes").failed
 

@@ -30,6 +30,11 @@ from torchtailor.trees.artifact.sites import find_sites, own_python
 from torchtailor.trees.wheels.archive import WheelArchive
 
 _EXTENSION = re.compile(r"_C\.cpython-(\d)(\d+t?)-(\w+)-linux-gnu\.so")
+# What is installed has its .pth files run; a folder of PYTHONPATH has not.
+_AS_SITES = """import os, site
+for folder in os.environ["PYTHONPATH"].split(os.pathsep)[1:]:
+    site.addsitedir(folder)
+"""
 _NIX_INPUTS = Path("nix-support", "propagated-build-inputs")
 
 
@@ -88,14 +93,16 @@ class Launch:
         environment["PYTHONNOUSERSITE"] = "1"
         if self.root is not None:
             environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the other system stays as it is
-        if self.folders:
-            environment["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
         command = [str(self.python), "-W", "ignore", *map(str, arguments)]
         if self.root is not None:
             command = self.root.command(command)
         started = time.perf_counter()
         try:
-            with tempfile.TemporaryDirectory(prefix="torchtailor-") as folder:
+            shared = self.root.shared if self.root else None
+            with tempfile.TemporaryDirectory(prefix="torchtailor-", dir=shared) as folder:
+                if self.folders:
+                    Path(folder, "sitecustomize.py").write_text(_AS_SITES, "utf-8")
+                    environment["PYTHONPATH"] = os.pathsep.join([folder, *map(str, self.folders)])
                 code, output, errors = _finish(command, environment, folder, timeout)
         except subprocess.TimeoutExpired as error:
             raise NotFinishedError(

@@ -128,10 +128,10 @@ class Record:
         rows = dict(self._rows)
         last = rows.popitem() if rows and next(reversed(rows.values())).hash is None else None
         for path, row in changes.items():
-            if row is None:
+            if last and path == last[0]:
+                last = (path, row) if row else None
+            elif row is None:
                 rows.pop(path, None)
-            elif last and path == last[0]:
-                last = (path, row)
             else:
                 rows[path] = row
         return Record([*rows.values(), *([last[1]] if last else [])], self._newline)

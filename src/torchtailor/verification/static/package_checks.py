@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,8 @@ def _installed_record(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> 
         for row, status in package.rows_on_disk():
             files += 1
             if status is None:
-                if not row.path.endswith(".pyc"):
+                outside = not Path(os.path.normpath(package.dist_info.parent / row.path)).is_relative_to(artifact.path)
+                if not row.path.endswith(".pyc") and not outside:  # scripts beside a copy of site-packages
                     wrong.append(f"{row.path} is not there")
             elif row.size is not None and status.st_size != row.size:
                 wrong.append(f"{row.path} is {status.st_size} bytes long and should be {row.size}")
