@@ -64,8 +64,10 @@ def used(folder: Path, pattern: str = "*") -> int:
 
 
 def is_pack(path: Path) -> bool:
-    """Whether a file is a pack of code, or one of Python modules; the hook, which lies beside them, is none."""
-    return path.suffix == ".ttpack" or (path.suffix == ".zip" and PACK_FOLDER in path.parts)
+    """Whether a file is a pack of code, one of Python modules, or was never opened and is led to by a link; the hook,
+    which lies beside them, is none."""
+    beside = PACK_FOLDER in path.parts and ("files" in path.parts or path.suffix == ".zip")
+    return beside or path.suffix == ".ttpack"
 
 
 def tar_size(folder: Path, files: list[Path]) -> int:
@@ -247,12 +249,13 @@ def pages() -> None:
         done = torchtailor("tailor", WORK / "stock", *GPU, *words, "--pack-compress", packs, "-o", WORK / tree)
         files = files_of(WORK / tree)
         hot = [path for path in files if not is_pack(path)]
+        links = [path for path in (WORK / tree).rglob("*") if path.is_symlink()]
         modules = sum(path.stat().st_size for path in files if is_pack(path) and path.suffix == ".zip")
         size = {path: path.stat().st_blocks * 512 for path in files}
         disk, packed = (sum(size[path] for path in files if is_pack(path) is pack) / 1e6 for pack in (False, True))
         say(
             f"{tree}: {disk:.0f} MB and packs of {packed:.0f} MB, {modules / 1e6:.0f} of them of modules; "
-            f"without packs as zstd -{TAR_LEVEL} tar {tar_size(WORK / tree, hot) / 1e6:.0f} MB"
+            f"without packs as zstd -{TAR_LEVEL} tar {tar_size(WORK / tree, [*hot, *links]) / 1e6:.0f} MB"
         )
         for path in sorted(hot, key=size.__getitem__, reverse=True)[:40]:
             print(f"  {size[path] / 1e6:8.1f} MB  {path.relative_to(WORK / tree)}")
