@@ -400,7 +400,10 @@ def write_output(path: Path, data: bytes, *, parents: bool = True, unchanged: st
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         if _is_stream(path):
-            with path.open("wb", buffering=0) as file:
+            # without waiting for somebody who reads from a pipe: `>(...)` of a shell does already
+            descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(descriptor, True)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
                 file.write(data)
         else:
             write_atomically(path, data)

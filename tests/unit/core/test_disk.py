@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import not_hanging
 from torchtailor.core import disk
 from torchtailor.core.disk import (
     DamagedFileError,
@@ -479,6 +480,14 @@ def test_an_output_for_a_device_is_written_to_it(tmp_path: Path, kind: str) -> N
     before = path.lstat()
     write_output(path, b"report")
     assert os.path.samestat(path.lstat(), before)
+
+
+def test_an_output_for_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with not_hanging("an output"), pytest.raises(EnvironmentProblem, match="cannot be written: No such device"):
+        write_output(path, b"report")
+    assert path.is_fifo()
 
 
 def test_an_output_for_a_pipe_goes_through_it(tmp_path: Path) -> None:
