@@ -178,7 +178,9 @@ def words(name: str) -> Words:
     text = re.sub(r"\bmax-q\b", "maxq", re.sub(r"\bpci-?e\b", "pcie", text))
     text = re.sub(r"(?<=\d) (?=gb\b)", "", text)
     text = re.sub(
-        r"(?<=\d)(?=(?:ti|super)\b)|(?<=\b[45]090)(?=d\b)|(?<=[rg]tx[45]090)(?=d\b)|(?<=[rg]tx)(?=a?\d)|(?<=\bgt)(?=\d)",
+        r"(?<=\d)(?=(?:ti|super|ti ?super|laptop|mobile|sxm\d?|nvl|pcie)\b)|(?<=\dti)(?=super\b)|(?<=\btesla)(?=\w)|"
+        r"(?<=\bgeforce)(?=\w)|(?<=\bquadro)(?=\w)|(?<=\bnvidia)(?=\w)|(?<=\b[45]090)(?=d\b)|"
+        r"(?<=[rg]tx[45]090)(?=d\b)|(?<=[rg]tx)(?=a?\d)|(?<=\bgt)(?=\d)",
         " ",
         text,
     )

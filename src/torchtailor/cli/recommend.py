@@ -61,10 +61,13 @@ def command(
     from torchtailor.cli.ui import hanging, out, print_json
     from torchtailor.core.pythons import python_of_environment, running_python
     from torchtailor.trees.artifact.sites import active_environment
+    from torchtailor.wheelhouse.install import check_free
 
     catalog = load_catalog()
     say_if_old(catalog)
     here = source is None and not gpu and cpu is None
+    if into is not None:
+        check_free(into)
     environment = into or (active_environment() if here else None)
     version, wanted = _options.only("--python", python), _options.only("--release", release)
     choices = (version, wanted, via, driver, jetpack)

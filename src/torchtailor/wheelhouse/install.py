@@ -61,12 +61,17 @@ def find_environment(into: Path | None) -> Path:
     )
 
 
+def check_free(path: Path) -> None:
+    """Raise where an environment can neither be nor be created."""
+    if path.exists() and not _python_of(path).exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} is neither empty nor a Python environment.", "Give another folder with --into.")
+
+
 def check_environment(path: Path, target: Target) -> None:
     """Raise before anything is built where the environment cannot be used or created."""
+    check_free(path)
     if _python_of(path).exists():
         _check_python(path, target)
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"{path} is neither empty nor a Python environment.", "Give another folder with --into.")
     elif target.arch != platform.machine():
         raise UsageError(
             f"These wheels are for {target.arch}, and this machine is {platform.machine()}.",

@@ -179,6 +179,16 @@ def test_a_driver_that_drops_a_gpu_of_the_machine_is_no_advice(
     assert f"{never}." not in out.partition("Rejected")[0]
 
 
+def test_an_environment_that_install_refuses_is_not_recommended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for place in (tmp_path, tmp_path / "notes.txt"):
+        assert main(["recommend", "--into", str(place)]) == ExitCode.USAGE
+        assert "neither empty nor a Python environment" in capsys.readouterr().err
+    assert main(["recommend", "--into", str(tmp_path / "new")]) == ExitCode.OK
+
+
 def test_torch_compile_needs_volta(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--gpu", "GTX 1080 Ti", "--cpu", "haswell", "--driver", "580.95.05"]) == ExitCode.OK
     assert "torch.compile does not work on this GPU" in capsys.readouterr().out

@@ -76,3 +76,81 @@ def test_a_machine(row: Row) -> None:
     )
     wanted = (row.pytorch, row.cuda, row.variant, row.code, row.method, row.python) if row.pytorch else None
     assert found == wanted, row.why
+
+
+# GPUs by their capabilities, and drivers: what NVIDIA's tables and the contents of the wheels say of each pair.
+_KNOWN = (
+    ("NVIDIA GeForce RTX 3070 Laptop GPU", "8.6"),
+    ("NVIDIA RTX A5500 Laptop GPU", "8.6"),
+    ("Quadro RTX 5000 with Max-Q Design", "7.5"),
+    ("NVIDIA A10G", "8.6"),
+    ("NVIDIA L4", "8.9"),
+    ("Tesla M60", "5.2"),
+    ("NVIDIA H100 PCIe", "9.0"),
+    ("NVIDIA H20", "9.0"),
+    ("NVIDIA GeForce GTX 1650", "7.5"),
+    ("NVIDIA TITAN V", "7.0"),
+    ("NVIDIA T1000 8GB", "7.5"),
+    ("Quadro P2000", "6.1"),
+    ("NVIDIA GeForce MX450", "7.5"),
+    ("GeForce GTX 960M", "5.0"),
+    ("NVIDIA RTX 2000 Ada Generation", "8.9"),
+    ("NVIDIA RTX PRO 4000 Blackwell", "12.0"),
+    ("NVIDIA GeForce RTX 5060 Ti", "12.0"),
+    ("NVIDIA A2", "8.6"),
+    ("NVIDIA A16", "8.6"),
+    ("Tesla V100S-PCIE-32GB", "7.0"),
+    ("Quadro GV100", "7.0"),
+    ("Tesla P4", "6.1"),
+    ("Tesla P100-PCIE-16GB", "6.0"),
+    ("NVIDIA GeForce GTX 1080", "6.1"),
+    ("Quadro K2200", "5.0"),
+    ("GeForce 840M", "5.0"),
+    ("NVIDIA CMP 170HX", "8.0"),
+    ("NVIDIA A800-SXM4-80GB", "8.0"),
+    ("NVIDIA L20", "8.9"),
+    ("NVIDIA RTX 6000 Ada Generation", "8.9"),
+    ("NVIDIA GeForce RTX 4090 D", "8.9"),
+    ("NVIDIA GeForce RTX 5090 D", "12.0"),
+    ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", "8.6"),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "12.0"),
+    ("GRID A100D-40C", "8.0"),
+    ("NVIDIA A40-48Q", "8.6"),
+    ("NVIDIA GeForce RTX 2080 SUPER", "7.5"),
+    ("NVIDIA TITAN Xp", "6.1"),
+    ("NVIDIA GeForce GTX 1060 3GB", "6.1"),
+    ("NVIDIA GeForce GTX TITAN X", "5.2"),
+    ("NVIDIA A30", "8.0"),
+    ("NVIDIA B200", "10.0"),
+    ("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9"),
+    ("NVIDIA RTX 4000 SFF Ada Generation", "8.9"),
+    ("Quadro T2000", "7.5"),
+    ("NVIDIA GeForce RTX 5070 Laptop GPU", "12.0"),
+)  # fmt: skip
+_DRIVERS = (
+    "450.119.03 460.91.03 470.141.03 515.65.01 520.61.05 525.85.12 535.104.05 535.230.02 545.23.08 550.54.14 560.35.03 "
+    "565.57.01 570.86.15 570.172.08 575.64 580.65.06 580.105.08 590.44.01 595.58.03"
+)
+_FIRST_BRANCH = {"8.0": 450, "8.6": 455, "8.9": 520, "9.0": 520, "10.0": 570, "12.0": 570}
+
+
+def _release_for(capability: str, driver: str) -> tuple[str, str] | None:
+    """CUDA 13 needs 580.65.06 and is for Turing and newer; 12.6 ends with 2.14, 12.9 with 2.13, 11.8 with 2.7."""
+    number, parts = float(capability), tuple(map(int, driver.split(".")))
+    if parts[0] < _FIRST_BRANCH.get(capability, 0) or (number < 7.5 and parts[0] > 580):
+        return None
+    if parts >= (580, 65, 6) and number >= 7.5:
+        return ("2.15.0", "13.2")
+    if number >= 10:
+        return ("2.13.0", "12.9") if parts >= (570, 26) else None
+    return ("2.14.1", "12.6") if parts >= (525, 60, 13) else ("2.7.1", "11.8")
+
+
+@pytest.mark.parametrize(("name", "capability"), _KNOWN)
+def test_every_driver_of_a_gpu(name: str, capability: str) -> None:
+    cpu = machines.host("zen4").cpu
+    for driver in _DRIVERS.split():
+        host = hypothetical_host(machines.catalog(), GivenParts((name,), None, driver, None), None, lambda: cpu)
+        assert host.gpus[0].capability == capability
+        best = recommend_for(machines.matrix(), host, Request()).best
+        assert ((best.pytorch, best.cuda) if best else None) == _release_for(capability, driver), driver

@@ -190,8 +190,8 @@ def _cpu(
             notes.append("No GPU was given (--gpu): the recommendation is for the CPU alone.")
         if base is None and not gpus and core.name.startswith("apple_"):
             notes.append(
-                f"{label} is taken to run Linux (Asahi, a virtual machine, a container). On macOS `pip install torch` "
-                "is all there is to do: its wheel uses the GPU through MPS."
+                f"{given.cpu} is taken to run Linux (Asahi, a virtual machine, a container). On macOS `pip install "
+                "torch` is all there is to do: its wheel uses the GPU through MPS."
             )
         row = catalog.cpu_name(given.cpu)
         if row is None or not row.at_least:
