@@ -92,6 +92,8 @@ OPTIONS = (
               panel=WORKLOAD, metavar="HOW"),
     CutOption("drop_unopened", bool, "Move files that the program never opened to packs, or leave them out.",
               panel=WORKLOAD),
+    CutOption("index_modules", bool, "Put the code of modules that it imported into one file a package: few file calls "
+              "at its start.", panel=WORKLOAD),
 )  # fmt: skip
 
 _VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."
@@ -104,6 +106,10 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "pack"): _IN_WHEELS,
     ("install", "pack"): _IN_WHEELS,
     ("ci", "pack"): _IN_WHEELS,
+    ("image", "index_modules"): (
+        "the sources of modules are not read from layers",
+        "Cut the environment before it is copied into the image.",
+    ),
     ("image", "split"): (
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",

@@ -370,10 +370,15 @@ def write_atomically(
     owner: os.stat_result | None = None,
     durable: bool = False,
     staging: Path | None = None,
+    modified: int | None = None,
 ) -> None:
-    """Put a file in its place, whole or not at all; the options are those of `new_file`."""
+    """Put a file in its place, whole or not at all; the options are those of `new_file`, and when it was modified, in
+    nanoseconds."""
     with new_file(path, mode=mode, owner=owner, durable=durable, staging=staging) as file:
         file.write(data)
+        if modified is not None:
+            file.flush()
+            os.utime(file.fileno(), ns=(modified, modified))
 
 
 def check_output(path: Path) -> None:

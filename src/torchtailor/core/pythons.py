@@ -65,15 +65,16 @@ def _numbers(path: Path) -> list[int]:
 
 def python_of_environment(environment: Path) -> str | None:
     """`3.11`: the Python of a virtual or conda environment; None where there is none, or it does not start."""
-    return _version(environment / "bin" / "python")
+    return version_of(environment / "bin" / "python")
 
 
 def _says(path: Path, version: str) -> bool:
     """What is on the PATH may be pyenv's shim for a Python that is switched off."""
-    return _version(path) == version
+    return version_of(path) == version
 
 
-def _version(path: Path) -> str | None:
+def version_of(path: Path) -> str | None:
+    """`3.11`: what a Python says that it is; None where it does not start."""
     try:
         done = subprocess.run([path, "-I", "-c", WHAT_IT_IS], capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -114,6 +114,7 @@ class Cut:
     workload: TracedWorkload | None = None  # what stays in place of what the targets can run; the rest goes to packs
     packs: Path | None = None  # the folder for packs; None means beside the libraries
     drop_unopened: bool = False  # leave out files that the workload never opened
+    index_modules: bool = False  # modules that the workload imported in one file a package too
     no_pack: bool = False  # make none: what the workload does not use is gone
     host_pages: HostPages | None = None  # None: code, where there are a workload and packs
     gap: int = DEFAULT_GAP  # untouched pages between touched ones stay where they are fewer bytes than this
@@ -136,14 +137,15 @@ class Cut:
                 "--split makes a wheel of packs for each GPU; --pack, --no-pack and --drop-unopened do not go with it.",
                 "Leave them out: the packs are in the output folder.",
             )
-        if self.drop_unopened and self.workload and not self.workload.knows_files:
+        by_files = "--drop-unopened" if self.drop_unopened else "--index-modules" if self.index_modules else ""
+        if by_files and self.workload and not self.workload.knows_files:
             raise UsageError(
-                "The traces do not say which files were opened, and --drop-unopened needs that.",
-                "Record the program with `torchtailor record`, or leave --drop-unopened out.",
+                f"The traces do not say which files were opened, and {by_files} needs that.",
+                f"Record the program with `torchtailor record`, or leave {by_files} out.",
             )
-        if (self.packs or self.no_pack or self.drop_unopened) and self.workload is None:
+        if (self.packs or self.no_pack or by_files) and self.workload is None:
             raise UsageError(
-                "--pack, --no-pack and --drop-unopened belong to --workload.",
+                "--pack, --no-pack, --drop-unopened and --index-modules belong to --workload.",
                 "Add --workload TRACE, or leave the option out.",
             )
         if self.split and (self.workload or self.recompress or self.targets.keep_ptx):
@@ -308,7 +310,8 @@ class Cut:
     @property
     def without_workload(self) -> Cut:
         """The same for whatever runs."""
-        packing: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False, "drop_unopened": False}
+        packing: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False}
+        packing |= {"drop_unopened": False, "index_modules": False}
         pages: dict[str, Any] = {"host_pages": None, "gap": DEFAULT_GAP, "debuggable": False}
         return replace(self, **packing, **pages, pack_compress=PackCompression.NONE)
 
@@ -337,6 +340,7 @@ class Cut:
                 split=self.split,
                 workload=WorkloadPolicy(used.trace.digest, used.margin, not self.no_pack) if used else None,
                 drop_unopened=self.drop_unopened,
+                index_modules=self.index_modules,
                 driver=None if self.recompress else self.driver,
                 host_pages=PagesPolicy(self.pages.value, self.gap, self.debuggable, self.pack_compress.value)
                 if self.pages is not HostPages.KEEP
@@ -367,6 +371,7 @@ class Cut:
             workload=TracedWorkload(document.trace, used.margin) if used and document.trace else None,
             no_pack=bool(used and not used.pack),
             drop_unopened=policy.drop_unopened,
+            index_modules=policy.index_modules,
             split=policy.split,
             host_pages=_left(pages, used),
             gap=pages.gap if pages else DEFAULT_GAP,

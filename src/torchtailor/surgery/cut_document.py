@@ -55,6 +55,7 @@ class PolicyDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     split: Annotated[bool, Meta(description="true: all code went to packs")] = False
     workload: Annotated[WorkloadPolicy | None, Meta(description="trace, margin, pack")] = None
     drop_unopened: Annotated[bool, Meta(description="true: files that the workload never opened went")] = False
+    index_modules: Annotated[bool, Meta(description="true: imported modules are in one file a package too")] = False
     driver: Annotated[str | None, Meta(description="the oldest that the result must run on")] = None
     host_pages: Annotated[PagesPolicy | None, Meta(description="pages of libraries that went to packs")] = None
 

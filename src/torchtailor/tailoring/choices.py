@@ -89,6 +89,7 @@ def chosen_in(cut: Cut) -> dict[str, Any]:
         "debuggable": cut.debuggable or None,
         "pack_compress": cut.pack_compress.value if cut.pack_compress is not PackCompression.NONE else None,
         "drop_unopened": cut.drop_unopened or None,
+        "index_modules": cut.index_modules or None,
         "drop": ",".join(sorted(cut.drop)) or None,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -25,6 +25,7 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, place_jobs, stage
 from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal, changes_in_force, reconcile
+from torchtailor.tailoring.module_index import module_indexes
 from torchtailor.tailoring.packs import check_tools, libraries_below
 from torchtailor.tailoring.result import TailorResult, not_cut
 from torchtailor.tailoring.tree import StripRule
@@ -46,7 +47,8 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         stripped.note_earlier(chains)
         progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
-        return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
+        indexes = tuple(made.index for made in module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
+        return replace(_result(plan, [*done, *skipped], plan.dropped.values(), (), options), module_indexes=indexes)
     check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
@@ -63,7 +65,9 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
             if not outcome.useless_for_target:
                 changes.without_gpu(plan, options)
                 dropped, notes = changes.leave_out(plan, options, progress)
+                indexes = changes.add_indexes(module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
                 outcome = _result(plan, [*done, *skipped], dropped, notes, options)
+                outcome = replace(outcome, module_indexes=indexes)
         except BaseException:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report
                 changes.settle()
@@ -160,6 +164,12 @@ def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
                 f"{path} was cut with --no-lto and has no LTO-IR any more.",
                 "Add --no-lto, or run `torchtailor restore` first.",
             )
+
+
+def _python_of(site: Path) -> Path | None:
+    """The Python of an environment."""
+    python = site.parents[2] / "bin" / "python"
+    return python if python.exists() else None
 
 
 def _how_to_undo(site: Path, chains: Chains) -> str:

@@ -32,6 +32,7 @@ from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
+from torchtailor.tailoring.module_index import module_indexes
 from torchtailor.tailoring.moved_paths import MovedPath, moved_from
 from torchtailor.tailoring.packs import check_tools, libraries_below, packs_beside
 from torchtailor.tailoring.places import (
@@ -116,7 +117,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
-            for_gpus = without.stand_ins(asking_in(tree))
+            for_gpus, indexes = without.stand_ins(asking_in(tree)), module_indexes(tree, options, dropped)
             after += sum(one.size for one in for_gpus)
             whole = TailorResult(
                 ArtifactKind.FOLDER,
@@ -134,14 +135,16 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 stand_ins=for_gpus,
                 gone_packages=without.names,
                 changed_requirements=without.changed_requirements,
+                module_indexes=tuple(made.index for made in indexes),
             )
             if options.dry_run or whole.useless_for_target:
                 return whole
             copy.link_second_names()
             by_name = sorted(jobs, key=lambda job: job.name)
             added = [file for job in by_name for file in job.added(tree, results[job.name])]
-            added += distinct(stand_ins(tree, dropped).values())
-            added += [*(one.file for one in for_gpus), *without.new_metadata(tree)]
+            added += [*distinct(stand_ins(tree, dropped).values()), *(one.file for one in for_gpus)]
+            added += without.new_metadata(tree)
+            added += distinct([made.files for made in indexes], added)
             for file in added:
                 file.put((target / file.path).parent)
             remove_empty(target, without.gone)
@@ -165,6 +168,7 @@ def _manifest(whole: TailorResult, options: Cut) -> bytes:
         whole.moved_files,
         stand_ins=whole.stand_ins,
         changed_requirements=whole.changed_requirements,
+        indexes=whole.module_indexes,
     )
 
 
@@ -243,7 +247,7 @@ class _Listing:
     """What is in a folder, seen once: paths below it, in a fixed order."""
 
     folder: Path
-    folders: tuple[tuple[str, int], ...]  # with their modes
+    folders: tuple[tuple[str, os.stat_result], ...]
     files: tuple[tuple[str, os.stat_result], ...]  # and links, also those to folders
     links_to_folders: frozenset[str]
     dist_infos: tuple[Path, ...]
@@ -251,7 +255,7 @@ class _Listing:
     @classmethod
     def of(cls, folder: Path) -> _Listing:
         """Strings, not Paths: there may be a hundred thousand files."""
-        folders: list[tuple[str, int]] = []
+        folders: list[tuple[str, os.stat_result]] = []
         files: list[tuple[str, os.stat_result]] = []
         linked: set[str] = set()
         dist_infos: list[Path] = []
@@ -261,7 +265,7 @@ class _Listing:
             names.sort()
             below = place[top:]
             prefix = f"{below}/" if below else ""
-            folders.append((below, os.stat(place).st_mode))  # noqa: PTH116
+            folders.append((below, os.stat(place)))  # noqa: PTH116
             links = [name for name in names if os.path.islink(f"{place}/{name}")]  # noqa: PTH114
             linked.update(prefix + name for name in links)
             files += [(prefix + name, os.lstat(f"{place}/{name}")) for name in sorted([*others, *links])]
@@ -290,16 +294,16 @@ class _Copy:
         self._copying = copying
         self._others: list[tuple[str, int]] = []  # with their sizes
         self._links: list[str] = []
-        self._modes: list[tuple[Path, int]] = []
+        self._folders: list[tuple[Path, os.stat_result]] = []
         self._second_names: list[tuple[str, str]] = []
         self._first_names: dict[tuple[int, int], str] = {}
         self._dropped_files: dict[tuple[int, int], int] = {}
         self.size_of_others = 0
         self.libraries: dict[str, int] = {}  # with their sizes
-        for below, mode in listing.folders if copying else ():
+        for below, status in listing.folders if copying else ():
             place = target / below
             place.mkdir(parents=True)
-            self._modes.append((place, mode))
+            self._folders.append((place, status))
         for below, status in listing.files:
             self._sort(below, status)
 
@@ -348,10 +352,11 @@ class _Copy:
             (self._target / second).hardlink_to(self._target / first)
 
     def set_modes(self) -> None:
-        """Folders get their modes last: one may be read-only."""
-        for folder, mode in reversed(self._modes):
+        """Folders get their modes and times last: one may be read-only, and an index of modules goes by the times."""
+        for folder, status in reversed(self._folders):
             if folder.exists():
-                folder.chmod(mode & 0o7777)
+                folder.chmod(status.st_mode & 0o7777)
+                os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _update_records(
@@ -380,7 +385,8 @@ def _update_records(
         rows = [place.row(one.files, package.site) for place, whose in moved.items() if whose == package]
         changes = changed_rows(one.files.items(), now) | new_rows(added, package) | {row.path: row for row in rows}
         if changes:
-            write_atomically(target / one.record_path.relative_to(tree.folder), one.record.updated(changes).encode())
+            place, modified = target / one.record_path.relative_to(tree.folder), one.record_path.stat().st_mtime_ns
+            write_atomically(place, one.record.updated(changes).encode(), modified=modified)
 
 
 def _file(path: Path) -> tuple[int, int] | None:

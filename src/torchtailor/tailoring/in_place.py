@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,7 @@ from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, re
 from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.manifest import library_json, stand_in_json
+from torchtailor.tailoring.module_index import MadeIndex, ModuleIndex
 from torchtailor.tailoring.tree import FileState, Gone, InstalledTree, NewFile
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.installed import InstalledDistribution
@@ -166,6 +167,26 @@ class InPlace:
         for one in plan.moved:
             one.move(plan.site)
             self.known[one.path] = Gone.MOVED
+
+    def add_indexes(self, made: Iterable[MadeIndex]) -> tuple[ModuleIndex, ...]:
+        """Put indexes of modules in place, but where a package brought its own."""
+        new = []
+        for one in made:
+            index, *others = one.files
+            owner = next(iter(self.tree.owners.get(index.path, ())), None)
+            if owner and index.path not in self.known:
+                continue
+            new.append(one.index)
+            name, rows = PurePosixPath(index.owner).name, tuple(map(AddedFile.of, others))
+            said: dict[str, Any] = {"library": None, "index": plain(one.index), "added": rows}
+            self.journal.add(Change(index.path, (name,), None, index.state, "", self.document, **said))
+            status = (self.journal.site / index.owner).stat()
+            for file in reversed(one.files):  # the index is the newest
+                place = inside(self.journal.site, file.path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(place, file.read(), mode=0o644, owner=status, durable=True)
+            self.known[index.path] = index.state
+        return tuple(new)
 
     def _uninstall(self, dist_info: str, names: Sequence[str]) -> Sequence[str]:
         """Remove a dist-info folder at once: without some of its files nobody knows what it is."""

@@ -25,7 +25,8 @@ from torchtailor.core.trust import Limit, PathPart, RelativePath, Sha256, Size, 
 from torchtailor.surgery.cut import GPU_ONLY
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
-from torchtailor.tailoring.manifest import StandInDocument, environment_manifest, no_gpu_json
+from torchtailor.tailoring.manifest import StandInDocument, added_json, environment_manifest
+from torchtailor.tailoring.module_index import ModuleIndex
 from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.tailoring.tree import FileState, Gone, NewFile, changed_rows, remove_empty
 from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
@@ -80,16 +81,17 @@ class Change:
     record_rows: dict[PathPart, int] = field(default_factory=dict)  # where it was in the RECORD of each distribution
     added: tuple[AddedFile, ...] = ()
     stand_in: dict[str, Any] | None = None  # the row of a library in the place of one of NVIDIA's
+    index: dict[str, Any] | None = None  # the row of an index of modules
     requirements: dict[str, str | None] | None = None  # of METADATA: what is left of each that changed
     moved: MovedPath | None = None  # where a file, or a whole folder, lies now
 
     def __post_init__(self) -> None:
-        rows = {_Library: self.library, _Dropped: self.dropped, StandInDocument: self.stand_in}
+        rows = {_Library: self.library, _Dropped: self.dropped, StandInDocument: self.stand_in, ModuleIndex: self.index}
         said = [(kind, row) for kind, row in rows.items() if row is not None]
         what = len(said) + (self.requirements is not None) + (self.moved is not None)
         if what != 1 or (self.after is None and not self.dropped and not self.moved):
             raise ValueError("A file is either replaced, left out, moved or added.")
-        if self.before is None and not self.stand_in and not self.moved:
+        if self.before is None and not self.is_new and not self.moved:
             raise ValueError("What was replaced or left out was there before.")
         if self.moved and (self.moved.path != self.path or self.before or self.after):
             raise ValueError("What was moved is what it was before.")
@@ -99,6 +101,11 @@ class Change:
     @property
     def size_before(self) -> int:
         return self.before.size if self.before else self.moved.size if self.moved else 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it may have had no file before."""
+        return bool(self.stand_in or self.index)
 
     @property
     def of_no_use(self) -> bool:
@@ -258,6 +265,8 @@ def _remove_added(site: Path, recorded: Chains, chains: Chains) -> None:
         if not leads_inside(site, place) or not (path.startswith(f"{PACK_FOLDER}/") or is_stand_in(place)):
             continue
         place.unlink(missing_ok=True)
+        if path.endswith(".py"):
+            shutil.rmtree(place.parent / "__pycache__", ignore_errors=True)
         for folder in (place.parent, place.parent.parent):
             with suppress(OSError):
                 folder.rmdir() if folder != site else None
@@ -266,7 +275,7 @@ def _remove_added(site: Path, recorded: Chains, chains: Chains) -> None:
 def _belongs(path: str, chain: Sequence[Change], one: InstalledDistribution) -> bool:
     """Whether a file is a distribution's: its RECORD lists it, or did until the file was left out."""
     return path in one.files or any(
-        (change.dropped or change.stand_in or change.moved) and one.dist_info.name in change.distributions
+        (change.dropped or change.is_new or change.moved) and one.dist_info.name in change.distributions
         for change in chain
     )
 
@@ -286,13 +295,14 @@ def _update_distribution(
     manifest_name = manifest_path.relative_to(one.dist_info.parent).as_posix()
     changes: dict[str, RecordRow | None] = {}
     if in_force:
-        no_gpu = no_gpu_json(
+        more = added_json(
             [chain[-1].stand_in for chain in in_force if chain[-1].stand_in],
             {text: left for chain in in_force for text, left in (chain[-1].requirements or {}).items()},
+            [chain[-1].index for chain in in_force if chain[-1].index],
         )
         name, version = one.metadata.name, one.metadata.version
         moved = [chain[-1].moved for chain in in_force if chain[-1].moved]
-        document = environment_manifest(_options(in_force), name, version, libraries, dropped, no_gpu, moved)
+        document = environment_manifest(_options(in_force), name, version, libraries, dropped, more, moved)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
             owner = one.dist_info.stat()
             write_atomically(manifest_path, document, owner=owner, durable=True, staging=journal.staging)
@@ -307,7 +317,7 @@ def _update_distribution(
     for path, state in states.items():
         if path in one.files or not isinstance(state, FileState):
             continue
-        if any(change.stand_in for change in recorded[path]):
+        if any(change.is_new for change in recorded[path]):
             changes[path] = state.row(path)
         else:  # it is back
             places = (change.record_rows.get(one.dist_info.name) for change in recorded[path])
@@ -316,8 +326,9 @@ def _update_distribution(
     data = one.record.updated(changes).with_rows_at(again).encode()
     if data != one.record_path.read_bytes():
         old = one.record_path.stat()
-        mode = old.st_mode & 0o777
-        write_atomically(one.record_path, data, mode=mode, owner=old, durable=True, staging=journal.staging)
+        # when it was installed: for an index of modules that came with it, what is newer was changed
+        how: dict[str, Any] = {"mode": old.st_mode & 0o777, "modified": old.st_mtime_ns}
+        write_atomically(one.record_path, data, owner=old, durable=True, staging=journal.staging, **how)
 
 
 def _added_rows(one: InstalledDistribution, chains: Chains, recorded: Chains) -> dict[str, RecordRow | None]:

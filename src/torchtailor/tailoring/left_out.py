@@ -22,11 +22,18 @@ from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.libraries import is_shared_name, module_name
 from torchtailor.workload.moved_modules import MODULES, NAMES, PACK_OF_MODULES, list_of_names
 
-_HOOK = "modules.py"
+HOOK = "modules.py"
 # A line of a .pth file is run by `site`, which calls the folder that it is in `sitedir`.
 _START_LINE = (
     "import os; moved = os.path.join(sitedir, '{place}'); os.path.isfile(moved) and "
     "exec(open(moved, 'rb').read(), {{'__name__': 'torchtailor_moved_modules', '__file__': moved}})\n"
+)
+INDEX_LINE = (
+    "import os; moved = os.path.join(sitedir, '{place}'); import sys; "
+    "from _frozen_importlib_external import SourceFileLoader as Loader; own = 'torchtailor_indexes'; "
+    "os.path.isfile(moved) and (own in sys.modules or exec(Loader(own, moved).get_code(own), "
+    "vars(sys.modules.setdefault(own, type(sys)(own)))), "
+    "sys.modules[own].use_index(moved, '{tops}', '{record}', '{standard}'))\n"
 )
 _START = '"""Left out by torchtailor'
 _TEXT = '''"""Left out by torchtailor (--drop-unopened): {file}"""
@@ -69,9 +76,10 @@ def stand_ins(tree: FileTree, dropped: Mapping[str, DroppedFile]) -> dict[str, t
     return made
 
 
-def distinct(files: Iterable[tuple[NewFile, ...]]) -> list[NewFile]:
-    """Each new file once."""
-    return list({one.path: one for several in files for one in several}.values())
+def distinct(files: Iterable[tuple[NewFile, ...]], known: Iterable[NewFile] = ()) -> list[NewFile]:
+    """Each new file once, without what is known."""
+    there = {one.path for one in known}
+    return list({one.path: one for several in files for one in several if one.path not in there}.values())
 
 
 def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[NewFile, ...]]:
@@ -82,17 +90,17 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
         if path.endswith(".py") and package:
             by_package.setdefault(package.dist_info, (package, []))[1].append(path)
     made: dict[str, tuple[NewFile, ...]] = {}
-    hook = (Path(__file__).parent.parent / "workload" / "moved_modules.py").read_bytes()
+    hook = finder()
     for package, own in by_package.values():
         folder = pack_folder(folder_name(package.metadata.name))
         modules = {posixpath.relpath(tree.installed(path), package.site): path for path in own}
         pack = _zipped((name, tree.source(path)) for name, path in modules.items())
         name = f"{folder}/{MODULES}{hashlib.sha256(pack).hexdigest()[:8]}{PACK_OF_MODULES}"
-        start = _START_LINE.format(place=f"{folder}/{_HOOK}").encode()
+        start = _START_LINE.format(place=f"{folder}/{HOOK}").encode()
         files = {
             name: pack,
             f"{name.removesuffix(PACK_OF_MODULES)}{NAMES}": list_of_names(posixpath.basename(name), modules),
-            f"{folder}/{_HOOK}": hook,
+            f"{folder}/{HOOK}": hook,
             f"torchtailor-{posixpath.basename(folder)}.pth": start,
         }
         added = tuple(
@@ -101,6 +109,11 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
         )
         made |= dict.fromkeys(own, added)
     return made
+
+
+def finder() -> bytes:
+    """What finds modules, which lies beside them."""
+    return (Path(__file__).parent.parent / "workload" / "moved_modules.py").read_bytes()
 
 
 def _zipped(modules: Iterable[tuple[str, bytes]]) -> bytes:

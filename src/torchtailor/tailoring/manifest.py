@@ -16,6 +16,7 @@ from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.tailoring.module_index import ModuleIndex
 from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.trees.artifact.drops import DroppedFile
 
@@ -34,14 +35,15 @@ def manifest(
     label: str = "",
     stand_ins: Sequence[GpuStandIn] = (),
     changed_requirements: Mapping[str, str | None] | None = None,
+    indexes: Iterable[ModuleIndex] = (),
 ) -> bytes:
     """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
     settings = options.document
     if label:
         settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
-    no_gpu = no_gpu_json(map(stand_in_json, stand_ins), changed_requirements or {})
+    more = added_json(map(stand_in_json, stand_ins), changed_requirements or {}, map(plain, indexes))
     rows = map(library_json, libraries)
-    return _encode({**plain(settings), **no_gpu}, source, output, rows, map(plain, dropped), moved)
+    return _encode({**plain(settings), **more}, source, output, rows, map(plain, dropped), moved)
 
 
 def environment_manifest(
@@ -50,12 +52,12 @@ def environment_manifest(
     version: str,
     libraries: Iterable[Mapping[str, Any]],
     dropped: Iterable[Mapping[str, Any]],
-    no_gpu: Mapping[str, Any],
+    more: Mapping[str, Any],
     moved: Iterable[MovedPath] = (),
 ) -> bytes:
-    """The manifest of an installed distribution, from the rows of its journal; `no_gpu` is that of `no_gpu_json`."""
+    """The manifest of an installed distribution, from the rows of its journal; `more` is that of `added_json`."""
     source = {"kind": "environment", "name": name, "version": version}
-    return _encode({**plain(options), **no_gpu}, source, {}, libraries, dropped, moved)
+    return _encode({**plain(options), **more}, source, {}, libraries, dropped, moved)
 
 
 def _encode(
@@ -184,11 +186,18 @@ class StandInDocument(Struct):
     sha256: str
 
 
-def no_gpu_json(
-    stand_ins: Iterable[Mapping[str, Any]], changed_requirements: Mapping[str, str | None]
+def added_json(
+    stand_ins: Iterable[Mapping[str, Any]],
+    changed_requirements: Mapping[str, str | None],
+    indexes: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What replaces the packages that are for a GPU only, and what is left of the requirements of them."""
-    said = {"stand_ins": list(stand_ins), "changed_requirements": dict(changed_requirements)}
+    """What replaces the packages that are for a GPU only, what is left of the requirements of them, and indexes of
+    modules."""
+    said = {
+        "stand_ins": list(stand_ins),
+        "changed_requirements": dict(changed_requirements),
+        "module_indexes": list(indexes),
+    }
     return {name: value for name, value in said.items() if value}
 
 

@@ -13,6 +13,7 @@ from torchtailor.core.documents import Bytes, document
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
+from torchtailor.tailoring.module_index import ModuleIndex
 from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile
@@ -65,6 +66,7 @@ class TailorResult:
     stand_ins: tuple[GpuStandIn, ...] = ()  # for NVIDIA's libraries, where no GPU code stays
     changed_requirements: Mapping[str, str | None] = field(default_factory=dict)  # without a GPU; None: it is gone
     gone_packages: tuple[str, ...] = ()  # that only a GPU needs
+    module_indexes: tuple[ModuleIndex, ...] = ()
     not_needed: bool = False  # a package that is for a GPU only: there is no output
 
     @property
@@ -74,9 +76,8 @@ class TailorResult:
     @property
     def differs(self) -> bool:
         """Whether the output is another one than the input: something was cut, left out or added."""
-        return bool(
-            self.changed or self.dropped_files or self.moved_files or self.stand_ins or self.changed_requirements
-        )
+        added = self.moved_files or self.stand_ins or self.module_indexes
+        return bool(self.changed or self.dropped_files or added or self.changed_requirements)
 
     @property
     def has_ptx(self) -> bool:
@@ -142,6 +143,7 @@ class TailorResult:
             stand_ins=self.stand_ins or UNSET,
             changed_requirements=self.changed_requirements or UNSET,
             gone_packages=self.gone_packages or UNSET,
+            module_indexes=self.module_indexes or UNSET,
             pack_wheels=self.pack_wheels or UNSET,
         )
 
@@ -172,4 +174,5 @@ class TailoredInput(Struct):
     stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
     changed_requirements: ChangedRequirements = UNSET
     gone_packages: GonePackages = UNSET
+    module_indexes: tuple[ModuleIndex, ...] | UnsetType = UNSET
     pack_wheels: Annotated[tuple[PackWheel, ...], Meta(description="of a split")] | UnsetType = UNSET

@@ -108,6 +108,14 @@ class FileTree(Protocol):
         """The source of a module."""
         ...
 
+    def is_plain(self, path: str) -> bool:
+        """Whether there is a file, and no link on the way to it."""
+        ...
+
+    def changed_at(self, folder: str) -> int | None:
+        """When something came to a folder or left it last, in nanoseconds; None where that is not known yet."""
+        ...
+
     def installed(self, path: str) -> str:
         """Where a file is when the tree is installed."""
         ...
@@ -148,6 +156,12 @@ class LocalTree:
         with file.open() as source:
             return bytes(source.read(0, source.size))
 
+    def is_plain(self, path: str) -> bool:
+        return True
+
+    def changed_at(self, folder: str) -> int | None:
+        return None
+
     def installed(self, path: str) -> str:
         return path
 
@@ -178,6 +192,13 @@ class InstalledTree(LocalTree):
 
     def head(self, path: str) -> bytes:
         return super().head(path) if (self.folder / path).is_file() else b""
+
+    def is_plain(self, path: str) -> bool:
+        place = self.folder / path
+        return place.resolve() == self.folder.resolve() / path
+
+    def changed_at(self, folder: str) -> int | None:
+        return (self.folder / folder).stat().st_mtime_ns
 
     def brings_back(self, path: str) -> str:
         return reinstalling(self, path) or "the stock folder"

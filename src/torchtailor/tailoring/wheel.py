@@ -23,6 +23,7 @@ from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn
 from torchtailor.tailoring.left_out import distinct, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import label_of, manifest
+from torchtailor.tailoring.module_index import MadeIndex, module_indexes
 from torchtailor.tailoring.packs import check_tools_for, folder_name, pack_folder
 from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.remarks import larger_wheel, newer_hook
@@ -251,6 +252,13 @@ class _Making:
         ptx = any(one.ptx for one in libraries.values()) or any(name.endswith(".ptx") for name in files)
         return self if ptx else replace(self, label=self.options.without_ptx.label)
 
+    @cached_property
+    def indexes(self) -> tuple[MadeIndex, ...]:
+        def renamed(name: str) -> str:
+            return self.distribution.renamed(name, self.version)
+
+        return module_indexes(self.tree, self.options, self.dropped, renamed=renamed)
+
     @property
     def dropped(self) -> Mapping[str, DroppedFile]:
         return self.left_out.files
@@ -299,6 +307,7 @@ class _Making:
         others = self.left_out.others(self.tree.sizes)
         kept = tuple(self.left_out.refused.values())
         result = replace(result, dropped_files=dropped, kept_files=kept, unopened=options.unopened(others))
+        result = replace(result, module_indexes=tuple(made.index for made in self.indexes))
         if options.targets.none:
             standing = self._gpu_stand_ins({} if options.dry_run else changed)
             result = replace(result, stand_ins=standing, changed_requirements=self.without.changed_requirements)
@@ -323,6 +332,7 @@ class _Making:
             label=self.label,
             stand_ins=result.stand_ins,
             changed_requirements=result.changed_requirements,
+            indexes=result.module_indexes,
         )
         effort = _effort(options, [cut[name] for name in changed])
         added = self._added(own, cut, result.stand_ins)
@@ -349,7 +359,8 @@ class _Making:
         others."""
         beside = {file.path: file for name, job in jobs.items() for file in job.added(self.tree, cut[name])}
         kept = [beside[path] for path in sorted(beside) if not (self.options.split and path.endswith(PACK_SUFFIX))]
-        return [*kept, *distinct(stand_ins(self.tree, self.dropped).values()), *(one.file for one in for_gpus)]
+        kept += distinct(stand_ins(self.tree, self.dropped).values())
+        return [*kept, *(one.file for one in for_gpus), *distinct([made.files for made in self.indexes], kept)]
 
     def _new(self, path: str, content: bytes) -> NewFile:
         return NewFile(path, content, FileState.of_bytes(content), self.tree.package)

@@ -24,7 +24,8 @@ _DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)[^/]+\.dist-info/[^/]+")
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
 _LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
 _PYTHON = (".py", ".pyc", ".pth")
-_BYTECODE = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]*\.pyc")
+_BYTECODE = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.(?P<tag>[^/.]+)(?:\.[^/]*)?\.pyc")
+_EXTENSION = re.compile(r"(?:.*/)?[^/.]+\.(?P<tag>cpython-\d+t?)-[^/]*\.so")
 _CERTIFICATES = ".pem"  # the first connection of a program reads them, which may come long after its start
 
 
@@ -111,6 +112,23 @@ class TracedWorkload:
             and not names[path].startswith(f"{PACK_FOLDER}/")
         ]
 
+    def imported(self, paths: Iterable[str]) -> list[str]:
+        """Of these files, those from which modules of Python were imported: their sources, and extension modules."""
+        sources = _sources(self.trace.opened)
+        return sorted(path for path, name in _names_in_traces(paths).items() if name in sources)
+
+    @property
+    def standard(self) -> list[str]:
+        """The same of Python's own library, relative to it."""
+        return sorted(_sources(self.trace.standard))
+
+    @property
+    def pythons(self) -> list[str]:
+        """The tags of the Pythons that imported modules, `cpython-313`, as the names of their files have them."""
+        bytecode = filter(None, map(_BYTECODE.fullmatch, self.trace.opened))
+        names = chain(self.trace.opened, (library.name for library in self.trace.libraries))
+        return sorted({match["tag"] for match in chain(bytecode, filter(None, map(_EXTENSION.fullmatch, names)))})
+
     def touched(self, identity: str) -> Ranges:
         """The addresses of a library that were touched, as (start, end); none where that was not recorded."""
         return self._touched.get(identity, ())
@@ -136,6 +154,12 @@ class TracedWorkload:
         used = self._used.get(identity, frozenset())
         whole = bool(used) and margins()[self.margin].keeps is Scope.LIBRARY
         return frozenset(range(count)) if whole else used
+
+
+def _sources(opened: Iterable[str]) -> set[str]:
+    """The modules that were imported by opening these files."""
+    sources = {f"{match['folder']}{match['module']}.py" for path in opened if (match := _BYTECODE.fullmatch(path))}
+    return sources | {path for path in opened if path.endswith(".py") or _EXTENSION.fullmatch(path)}
 
 
 def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str]) -> bool:

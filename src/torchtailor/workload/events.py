@@ -31,6 +31,7 @@ from torchtailor.workload.trace import PAGE, Trace, TracedLibrary, merge_traces,
 
 PAGES_SUFFIX = ".pages"
 _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
+_STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)(.+\.(?:pyc?|so))")
 _ESCAPED = re.compile(r"\\(.)")
 _MEANING = {"t": "\t", "n": "\n", "\\": "\\"}
 _MAX_LINE = 64 << 10  # the hook's lines hold at most a path and some numbers
@@ -196,6 +197,7 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
     trace = Trace(
         libraries=tuple(libraries),
         opened=tuple(sorted(opened)),
+        standard=tuple(sorted({match[1] for path in recorded.opened if (match := _standard(path))})),
         looked=tuple(sorted(set(_below_sites(recorded.looked, folders)) - opened)),
         programs=tuple(map(_plain, programs)),
         processes=len(recorded.processes),
@@ -203,6 +205,12 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
         neighbours=any(memory.how == _NEIGHBOURS for memory in recorded.memories),
     )
     return merge_traces([trace])  # a library may have been loaded by two paths
+
+
+def _standard(path: str) -> re.Match[str] | None:
+    """A file of Python's own library."""
+    match = _STANDARD.fullmatch(os.path.normpath(path))
+    return match if match and _fits(match[1], RelativePath) else None
 
 
 def _below_sites(paths: Iterable[str], roots: list[str]) -> Iterator[str]:

@@ -1,29 +1,56 @@
-"""Imports the modules of packages that were moved into a pack, because the program that was recorded never did.
+"""Imports modules of packages from other places than files of their own, both by what a recorded program did.
 
-A copy of this file lies beside the packs, and a .pth file in site-packages runs it: it needs nothing but Python, and
-is quick to start. What is in site-packages comes first; packs are opened when a module is not there. A pack is code:
-the same files and folders are used as the hook of libraries uses (`native/packs.c`), by owner, rights and kind.
+Those that it imported are in one indexed file a package, those that it never did in a pack.
+
+A copy of this file lies beside these, and a .pth file in site-packages runs it: it needs nothing but Python, and is
+quick to start. An index is asked first, and answers only for folders that are as they were when it was installed. Packs
+are opened when a module is not in site-packages. A pack is code: the same files and folders are used as the hook of
+libraries uses (`native/packs.c`), by owner, rights and kind.
 """
 
-# ruff: noqa: PTH100, PTH116, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH100, PTH109, PTH116, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
+import _imp
+import marshal
 import os
 import stat
 import sys
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import (  # what importlib.util has it from, which is slow to import
+    MAGIC_NUMBER,
+    ExtensionFileLoader,
+    FileFinder,
+    PathFinder,
+    SourceFileLoader,
+    spec_from_file_location,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import CodeType, ModuleType
     from zipfile import ZipFile
+
+    # Its file, the size of its source (-1: not known), where its code begins and ends in the index (nowhere for an
+    # extension module), the hash of this and of its source.
+    IndexRow = tuple[str, int, int, int, bytes, bytes]
+    # For which Python (empty: each that reads its bytecode), when folders changed last, and the modules.
+    IndexTable = tuple[str, dict[str, int], dict[str, IndexRow]]
 
 MODULES = "python-"  # how the names of packs of modules begin
 PACK_OF_MODULES = ".zip"
 NAMES = ".names"
 _LOOKS = 10  # in a second
+
+INDEX = "index-{}.bin"  # with the tag of its Python, as the names of bytecode have it
+STANDARD = "standard-{}.bin"  # the same for modules of Python itself
+INDEX_MAGIC = b"TTMODS1\n"
+INDEX_KEY = 0x746F726368  # of the hashes in an index
+_TABLE = 8 + 4 + 8 + 8  # where the table of an index begins: behind magic, Python's own, size and hash of the table
+INDEX_VARIABLE = "TORCHTAILOR_INDEX"  # 0: not used; files: the source of each module is looked at
+_INIT = "/__init__.py"
 
 
 class _DistrustError(Exception):
@@ -104,6 +131,17 @@ class MovedModules:
                 if spec := self._found(name, file, inside) or self._awaited(name, file, inside):
                     return spec
         return None
+
+    def names_in(self, folder: str) -> list[str]:
+        """The modules of a folder that are in packs, also in those that are not there yet."""
+        if folder != self._site and not folder.startswith(self._site + os.sep):
+            return []
+        if not self._looked:
+            self._look()
+        inside = os.path.relpath(folder, self._site).replace(os.sep, "/")
+        every = {*self._names, *(name for _, names in self._packs.values() for name in names)}
+        parts = (name.rpartition("/") for name in every)
+        return sorted(file[:-3] for place, _, file in parts if (place or ".") == inside)
 
     def _found(self, name: str, file: str, inside: str) -> ModuleSpec | None:
         for place, (pack, names) in self._packs.items():
@@ -193,6 +231,297 @@ class MovedModules:
         self.said = True
 
 
+class _WithPkgutil:
+    """Waits for the import of pkgutil, which then lists modules in packs, too."""
+
+    def __init__(self, moved: MovedModules) -> None:
+        self._moved = moved
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "pkgutil":
+            return None
+        sys.meta_path.remove(self)
+        specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+        spec = next((spec for spec in specs if spec), None)
+        if spec and isinstance(spec.loader, SourceFileLoader):
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self.list_in(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def list_in(self, pkgutil: ModuleType) -> None:
+        """`pkgutil.iter_modules` asks the function that is registered for the finder of a folder."""
+        listing = pkgutil.iter_importer_modules
+        stock = listing.dispatch(FileFinder)
+
+        def with_moved(importer: FileFinder, prefix: str = "") -> Iterator[tuple[str, bool]]:
+            known = set()
+            for name, is_package in stock(importer, prefix):
+                known.add(name)
+                yield name, is_package
+            for name in self._moved.names_in(importer.path):
+                if prefix + name not in known:
+                    yield prefix + name, False
+
+        listing.register(FileFinder, with_moved)
+
+
+class _IndexedLoader(SourceFileLoader):
+    """Loads a module as from its file, with its code from an index."""
+
+    def __init__(self, name: str, path: str, take: Callable[[], bytes]) -> None:
+        super().__init__(name, path)
+        self._take = take
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        data = self._take()
+        if not data:
+            return super().get_code(fullname)
+        code: CodeType = marshal.loads(data)
+        _imp._fix_co_filename(code, self.path)  # type: ignore[attr-defined]  # as bytecode that was moved
+        return code
+
+
+class Index:
+    """One file with the code of modules below a folder from which Python imports."""
+
+    def __init__(self, root: str, path: str, record: str) -> None:
+        self.root = root
+        self.path, self._record = path, record
+        self._rows: dict[str, IndexRow] | None = None
+        self._code: dict[str, bytes] = {}
+        self.real = ""  # the root without links, once it was asked for
+        self._since = 0  # what is newer was changed
+        self._times: dict[str, int] = {}  # of folders, where they were known when it was made
+        self._folders: dict[str, bool] = {}
+        self.loaded: dict[str, str] = {}  # modules by name, with their files
+        self.files: frozenset[str] = frozenset()  # all that it knows, none of which is a link
+
+    def find(self, name: str, inside: str, *, files: bool) -> ModuleSpec | None:
+        """A module by its path below the root, without its ending."""
+        if self._rows is None:
+            try:
+                self._rows = self._read()
+            except Exception:  # damaged, of another format, or gone: files are imported as ever
+                self._rows = {}
+        if inside not in self._rows:
+            return None
+        file, size, _, _, digest, _ = self._rows[inside]
+        place = f"{self.root}/{file}"
+        folder = place.rpartition("/")[0]
+        try:
+            if not self._is_whole(folder) or (files and not self._is_same(place, size)):
+                return None
+        except OSError:
+            return None
+        if file.endswith(".so"):
+            self.loaded[name] = place
+            return spec_from_file_location(name, place, loader=ExtensionFileLoader(name, place))
+        if inside not in self._code:
+            return None
+
+        def take() -> bytes:  # once: a second import, as of another interpreter, is as ever
+            code = self._code.pop(inside, b"")
+            if _imp.source_hash(INDEX_KEY, code) != digest:
+                return b""
+            self.loaded[name] = place
+            return code
+
+        within = [folder] if file.endswith(_INIT) else None
+        loader = _IndexedLoader(name, place, take)
+        return spec_from_file_location(name, place, loader=loader, submodule_search_locations=within)
+
+    def _is_whole(self, folder: str) -> bool:
+        """Whether nothing came, left or was replaced in a folder since the package was installed."""
+        if folder not in self._folders:
+            time, known = os.stat(folder).st_mtime_ns, self._times.get(folder[len(self.root) + 1 :])
+            self._folders[folder] = time <= self._since if known is None else time == known
+        return self._folders[folder]
+
+    def _is_same(self, place: str, size: int) -> bool:
+        info = os.stat(place)
+        return info.st_mtime_ns <= self._since and size in (info.st_size, -1)
+
+    def _read(self) -> dict[str, IndexRow]:
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            info = os.fstat(file)
+            data = b""
+            while len(data) < info.st_size and (piece := os.read(file, info.st_size - len(data))):
+                data = data + piece if data else piece
+        finally:
+            os.close(file)
+        version, self._times, table = read_index(data)
+        if version not in ("", sys.version):  # of Python's own modules
+            return {}
+        self.files = frozenset(f"{self.root}/{row[0]}" for row in table.values())
+        # pip compiles, and uv links files, after the index was written
+        self._since = max(info.st_mtime_ns, os.stat(self._record).st_mtime_ns if self._record else 0)
+        self._code = {inside: data[row[2] : row[3]] for inside, row in table.items() if row[2] < row[3]}
+        return table
+
+
+def read_index(data: bytes) -> IndexTable:
+    """What is in an index: nothing where it is damaged, or this Python cannot use it."""
+    if data[:12] != INDEX_MAGIC + MAGIC_NUMBER or sys.flags.optimize:
+        return "", {}, {}
+    if _imp.source_hash(INDEX_KEY, _table(data)) != data[20:_TABLE]:
+        return "", {}, {}
+    return read_table(data)
+
+
+def read_table(data: bytes) -> IndexTable:
+    """What is in an index that is whole."""
+    table: IndexTable = marshal.loads(_table(data))
+    return table
+
+
+def _table(data: bytes) -> bytes:
+    return data[_TABLE : _TABLE + int.from_bytes(data[12:20], "little")]
+
+
+def write_index(
+    modules: Iterable[tuple[str, str, bytes, int, bytes]], times: dict[str, int], version: str = ""
+) -> bytes:
+    """The index of modules: the path of each without an ending, its file, its code, size and hash of its source."""
+    modules = list(modules)
+    rows = {}
+    at = _TABLE
+    for inside, file, code, size, source in modules:
+        digest = _imp.source_hash(INDEX_KEY, code)
+        rows[inside] = file, size, at, at + len(code), digest, source
+        at += len(code)
+
+    def table(shift: int) -> bytes:
+        moved = {key: (*row[:2], row[2] + shift, row[3] + shift, *row[4:]) for key, row in rows.items()}
+        return marshal.dumps((version, times, moved), 2)
+
+    size = len(table(0))  # numbers have one length
+    whole = table(size)
+    head = INDEX_MAGIC + MAGIC_NUMBER + size.to_bytes(8, "little") + _imp.source_hash(INDEX_KEY, whole)
+    return b"".join([head, whole, *(code for _, _, code, _, _ in modules)])
+
+
+class IndexedModules:
+    """Finds modules of which the code is in an index; what it does not know is found as ever."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, list[Index]] = {}  # by the first part of the names that they have
+        self._files = os.environ.get(INDEX_VARIABLE) == "files"
+        self._real: dict[str, str] = {}  # roots without links
+        self._names: dict[str, frozenset[str]] = {}  # of what folders of sys.path have
+
+    def invalidate_caches(self) -> None:
+        self._names.clear()
+
+    def add(self, index: Index, tops: str) -> None:
+        for top in tops.split():
+            known = self._indexes.setdefault(top, [])
+            if all(one.path != index.path for one in known):  # Python reads the .pth files of some environments twice
+                known.append(index)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As an import asks; a reload reads the file."""
+        indexes = self._indexes.get(name.partition(".")[0])
+        if indexes is None or target is not None:
+            return None
+        for index in indexes:
+            inside = ""
+            if path is None:
+                inside = name if self._comes_first(name, index.root) else ""
+            elif type(path) is list and len(path) == 1 and path[0].startswith(f"{index.root}/"):
+                inside = f"{path[0][len(index.root) + 1 :]}/{name.rpartition('.')[2]}"
+            if inside and (spec := index.find(name, inside, files=self._files)):
+                self._tell_inspect()
+                return spec
+        return None
+
+    def _tell_inspect(self) -> None:
+        """`inspect` looks for the module of a file by following the links of the files of all modules, and torch asks
+        it while it is imported: of these it is known that there are none."""
+        inspect = sys.modules.get("inspect")
+        names = getattr(inspect, "modulesbyfile", None)
+        files = getattr(inspect, "_filesbymodname", None)
+        if inspect is None or names is None or files is None:
+            return
+        if sys.version_info < (3, 12) and not hasattr(inspect.getsourcefile, "stock"):
+            inspect.getsourcefile = _as_newer(inspect)  # type: ignore[attr-defined]
+        for index in {index for several in self._indexes.values() for index in several if index.files}:
+            if not index.real:
+                index.real = self._real.get(index.root) or os.path.realpath(index.root)
+                self._real[index.root] = index.real
+                every = ((name, getattr(module, "__file__", "")) for name, module in list(sys.modules.items()))
+                index.loaded.update((name, file) for name, file in every if file in index.files)
+            for name in [name for name in index.loaded if name in sys.modules]:
+                module, file = sys.modules[name], index.loaded.pop(name)
+                if getattr(module, "__file__", "") == file:
+                    files[name] = file
+                    names[file] = names[index.real + file[len(index.root) :]] = module.__name__
+
+    def _comes_first(self, name: str, root: str) -> bool:
+        """Whether nothing before a folder in sys.path has a module of this name."""
+        for place in sys.path:
+            if place == root:
+                return True
+            if self._has(place, name):
+                found = PathFinder.find_spec(name, [place])
+                if found and found.loader:
+                    return False
+        return False
+
+    def _has(self, place: str, name: str) -> bool:
+        """Whether a folder, or an archive, may have a module of this name; what came to a folder since it was asked is
+        seen after `importlib.invalidate_caches`, as importlib's own rules are."""
+        place = place or os.getcwd()
+        if place not in self._names:
+            try:
+                self._names[place] = frozenset(entry.partition(".")[0] for entry in os.listdir(place))
+            except NotADirectoryError:
+                return True
+            except OSError:
+                self._names[place] = frozenset()
+        return name in self._names[place]
+
+
+def _as_newer(inspect: ModuleType) -> Callable[[object], str | None]:
+    """`inspect.getsourcefile` as Python 3.12 has it, which does not look for a file again that linecache has read."""
+    import linecache
+
+    stock = inspect.getsourcefile
+
+    def getsourcefile(of: object) -> str | None:
+        file: str = inspect.getfile(of)
+        found: str | None = file if file.endswith(".py") and file in linecache.cache else stock(of)
+        return found
+
+    getsourcefile.stock = stock  # type: ignore[attr-defined]
+    return getsourcefile
+
+
+def use_index(hook: str, tops: str, record: str, standard: str = "") -> None:
+    """Use the index beside a copy of this file, and that of Python's own modules; called by a .pth file."""
+    if os.environ.get(INDEX_VARIABLE) == "0":
+        return
+    own = os.path.dirname(hook)
+    site = os.path.dirname(os.path.dirname(own))
+    finder = next((one for one in sys.meta_path if isinstance(one, IndexedModules)), None)
+    if finder is None:
+        finder = IndexedModules()
+        sys.meta_path.insert(sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0, finder)
+    tag = sys.implementation.cache_tag
+    finder.add(Index(site, os.path.join(own, INDEX.format(tag)), os.path.join(site, record)), tops)
+    if standard:
+        finder.add(Index(os.path.dirname(os.__file__), os.path.join(own, STANDARD.format(tag)), ""), standard)
+
+
 def list_of_names(pack: str, modules: Iterable[str]) -> bytes:
     """What lies beside the finder, where a pack may not: the modules that it has."""
     import zlib
@@ -209,4 +538,9 @@ def _read_names(data: bytes) -> dict[str, str]:
 
 if __name__ == "torchtailor_moved_modules":
     _own = os.path.dirname(os.path.abspath(__file__))
-    sys.meta_path.append(MovedModules(os.path.dirname(os.path.dirname(_own)), _own))
+    _moved = MovedModules(os.path.dirname(os.path.dirname(_own)), _own)
+    sys.meta_path.append(_moved)
+    if "pkgutil" in sys.modules:
+        _WithPkgutil(_moved).list_in(sys.modules["pkgutil"])
+    else:
+        sys.meta_path.insert(0, _WithPkgutil(_moved))

@@ -23,6 +23,7 @@ from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, disk_errors, is_
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.workload.events import PAGES_SUFFIX, make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
+from torchtailor.workload.moved_modules import INDEX_VARIABLE
 from torchtailor.workload.trace import Trace
 
 RECORD_VARIABLE = "TORCHTAILOR_RECORD"
@@ -60,7 +61,8 @@ def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> 
 def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables with which a program, and whatever it starts, records to a folder."""
     auditing = _with_library(HookKind.AUDIT, _AUDIT, with_preload(environment))
-    return {**auditing, RECORD_VARIABLE: str(folder)}
+    # modules from an index open no files that tell which they are
+    return {**auditing, INDEX_VARIABLE: "0", RECORD_VARIABLE: str(folder)}
 
 
 def with_preload(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

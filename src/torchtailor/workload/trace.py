@@ -84,6 +84,7 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     processes: Size = 0
     lost: tuple[str, ...] = ()  # what could not be recorded, in words
     looked: tuple[RelativePath, ...] = ()  # files that were only looked for, and have to be there
+    standard: tuple[RelativePath, ...] = ()  # of Python's own library, opened
     neighbours: bool = False  # the kernel mapped pages in groups: those beside touched ones are named too
     schema: str = SCHEMA
     version: int = VERSION
@@ -169,6 +170,7 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
         libraries=tuple(sorted(map(_merged, by_identity.values()), key=lambda one: (one.name, one.identity))),
         opened=tuple(sorted(opened)),
         looked=tuple(sorted({path for trace in traces for path in trace.looked} - opened)),
+        standard=tuple(sorted({path for trace in traces for path in trace.standard})),
         programs=tuple(dict.fromkeys(program for trace in traces for program in trace.programs)),
         processes=sum(trace.processes for trace in traces),
         lost=tuple(dict.fromkeys(what for trace in traces for what in trace.lost)),

@@ -65,6 +65,7 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"host_pages": {"left": "code", "gap": 8192, "debuggable": False, "packs": "zstd"}},
     ),
     "drop_unopened": (["--workload", "app.trace", "--drop-unopened"], {"drop_unopened": True}),
+    "index_modules": (["--workload", "app.trace", "--index-modules"], {"index_modules": True}),
 }
 
 

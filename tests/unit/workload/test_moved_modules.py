@@ -97,6 +97,19 @@ print(deep.raised == sys.argv[1] + "/demo/cold.py", single.value, "return" in in
     assert run(site, "import demo; print(sys.modules.get('zipfile'))").stdout == "None\n"
 
 
+@pytest.mark.parametrize("first", ["", "import pkgutil\n"])
+def test_modules_in_packs_are_listed(site: Path, first: str) -> None:
+    program = "import demo, demo.sub, pkgutil; print([m.name for m in pkgutil.walk_packages(demo.__path__, 'demo.')])"
+    before = run(site, program).stdout
+    moved(site)
+    assert "demo.cold" in before and "demo.sub.deep" in before
+    line = [sys.executable, "-I", "-c", f"{first}import site, sys; site.addsitedir(sys.argv[1])\n{program}", str(site)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert sorted(done.stdout.strip("[]\n").split(", ")) == sorted(before.strip("[]\n").split(", ")), done.stderr
+    top = run(site, "import pkgutil; print({'single', 'demo'} < {module.name for module in pkgutil.iter_modules()})")
+    assert top.stdout == "True\n" and not top.stderr
+
+
 def test_packages_that_another_brings_along(site: Path) -> None:
     """setuptools has packages with a .dist-info each in its `_vendor`, which it adds to sys.path."""
     vendor = site / "demo" / "_vendor"

@@ -17,7 +17,7 @@ from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn
 from torchtailor.tailoring.image.survey import ImageSurvey, PackageText
-from torchtailor.tailoring.manifest import environment_manifest, library_json, no_gpu_json, stand_in_json
+from torchtailor.tailoring.manifest import added_json, environment_manifest, library_json, stand_in_json
 from torchtailor.tailoring.tree import FileState, Gone, NewFile, Package, changed_rows, new_rows, reinstalling
 from torchtailor.tailoring.without_gpu import WithoutGpu
 from torchtailor.trees.artifact.drops import DroppedFile
@@ -96,6 +96,12 @@ class Packages:
         file = self.survey.view.at(path)
         assert file is not None
         return self.survey.source(file)
+
+    def is_plain(self, path: str) -> bool:
+        return self.survey.view.resolve(path) == path
+
+    def changed_at(self, folder: str) -> int | None:
+        return None
 
     def installed(self, path: str) -> str:
         return path
@@ -184,7 +190,7 @@ class Packages:
                 new_modules = (one for one in modules if self.is_of(one, text))
                 changes |= new_rows([*beside, *instead, *new_modules, *(one.file for one in own_for_gpus)], package)
                 required = without.requirements.get(text.dist_info, {})
-                no_gpu = no_gpu_json(map(stand_in_json, own_for_gpus), required)
+                no_gpu = added_json(map(stand_in_json, own_for_gpus), required)
                 name, version = package.metadata.name, package.metadata.version
                 said = environment_manifest(options.document, name, version, libraries, dropped, no_gpu)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
