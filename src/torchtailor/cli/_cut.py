@@ -106,10 +106,6 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "pack"): _IN_WHEELS,
     ("install", "pack"): _IN_WHEELS,
     ("ci", "pack"): _IN_WHEELS,
-    ("image", "index_modules"): (
-        "the sources of modules are not read from layers",
-        "Cut the environment before it is copied into the image.",
-    ),
     ("image", "split"): (
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",

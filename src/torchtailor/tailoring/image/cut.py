@@ -44,6 +44,7 @@ from torchtailor.tailoring.image.provenance import bill_of, provenance_of
 from torchtailor.tailoring.image.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
 from torchtailor.tailoring.image.survey import FoundLibrary, ImageSurvey, counted_pieces, doubled
 from torchtailor.tailoring.left_out import distinct, stand_ins
+from torchtailor.tailoring.module_index import MadeIndex, module_indexes
 from torchtailor.tailoring.packs import check_tools_for, folders_of_packs
 from torchtailor.tailoring.tree import NewFile, left_out_of
 from torchtailor.tailoring.without_gpu import WithoutGpu
@@ -153,7 +154,10 @@ class _OneImage:
         paged = chosen.workload if chosen.pages is not HostPages.KEEP else None
         none = chosen.targets.none
         packed = chosen.drop_unopened and not chosen.no_pack and not self.moves_unopened
-        return ImageSurvey(self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged, none, packed)
+        kept = packed or chosen.index_modules
+        return ImageSurvey(
+            self.folder, room, chosen.strip, chosen.relr, chosen.drop_unopened, paged, none, kept, packed
+        )
 
     @property
     def moves_unopened(self) -> bool:
@@ -243,7 +247,8 @@ class _OneImage:
 
     def _settled(self, number: int) -> bool:
         """Whether a layer certainly stays as it is, whatever later layers hold."""
-        if self.options.squash_shadowed or self.tailoring.drop_unopened or self.tailoring.targets.none:
+        cut = self.tailoring
+        if self.options.squash_shadowed or cut.drop_unopened or cut.index_modules or cut.targets.none:
             return False
         if any(candidate.file.layer == number for candidate in self.survey.candidates.values()):
             return False
@@ -385,6 +390,7 @@ class _OneImage:
             self.without,
             self.for_gpus,
             self.modules,
+            self.indexes,
         ):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
@@ -469,9 +475,19 @@ class _OneImage:
         return {path: new[0] for path, new in self._instead.items() if not path.endswith(".py")}
 
     @cached_property
+    def indexes(self) -> tuple[MadeIndex, ...]:
+        return module_indexes(self.packages, self.tailoring, {*self.paths_left_out, *self._moved_paths})
+
+    @cached_property
+    def _moved_paths(self) -> set[str]:
+        """What is in the last layer, if it is there."""
+        return {file.path for file in self.survey.view.files if file.content in self.moved}
+
+    @cached_property
     def modules(self) -> list[NewFile]:
-        """What finds modules that went to packs; these are apart."""
+        """What finds modules that went to packs, which are apart, and those in indexes."""
         new = distinct(files for path, files in self._instead.items() if path.endswith(".py"))
+        new += distinct([made.files for made in self.indexes], new)
         packs = [file for file in new if file.path.endswith(PACK_OF_MODULES)]
         for file in () if self.tailoring.dry_run else packs:
             if self.options.packs_to is Cold.ARTIFACT:
@@ -594,6 +610,7 @@ class _OneImage:
             self.without.names,
             self.for_gpus,
             self.without.changed_requirements,
+            tuple(made.index for made in self.indexes),
             droppable,
             twice[:_MOST_NAMED],
             sum(file.wasted for file in twice),

@@ -18,6 +18,7 @@ from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn
 from torchtailor.tailoring.image.survey import ImageSurvey, PackageText
 from torchtailor.tailoring.manifest import added_json, environment_manifest, library_json, stand_in_json
+from torchtailor.tailoring.module_index import MadeIndex
 from torchtailor.tailoring.tree import FileState, Gone, NewFile, Package, changed_rows, new_rows, reinstalling
 from torchtailor.tailoring.without_gpu import WithoutGpu
 from torchtailor.trees.artifact.drops import DroppedFile
@@ -98,7 +99,7 @@ class Packages:
         return self.survey.source(file)
 
     def is_plain(self, path: str) -> bool:
-        return self.survey.view.resolve(path) == path
+        return self.survey.view.at(path) is not None and self.survey.view.resolve(path) == path
 
     def changed_at(self, folder: str) -> int | None:
         return None
@@ -160,6 +161,7 @@ class Packages:
         without: WithoutGpu,
         for_gpus: Sequence[GpuStandIn],
         modules: Sequence[NewFile],
+        indexes: Sequence[MadeIndex],
     ) -> Iterator[RecordUpdate]:
         """The RECORDs of a layer that change, and what is written beside each."""
         for text in self.of_layer(layer, left_out):
@@ -179,7 +181,8 @@ class Packages:
             now |= {f"{text.dist_info}/METADATA": FileState.of_bytes(new)} if new else {}
             changes = changed_rows(rows, now.get)
             own_for_gpus = [one for one in for_gpus if self.is_of(one, text)]
-            if record is None or not (changes or own_for_gpus):
+            own_modules = [one for one in modules if self.is_of(one, text)]
+            if record is None or not (changes or own_for_gpus or own_modules):
                 continue
             libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
             dropped = [{**plain(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
@@ -187,12 +190,12 @@ class Packages:
             if package := self._package(text):
                 beside = [file for content in contents.values() for file in added.get(content, ())]
                 instead = (standing_in[path] for path in now if path in standing_in)
-                new_modules = (one for one in modules if self.is_of(one, text))
-                changes |= new_rows([*beside, *instead, *new_modules, *(one.file for one in own_for_gpus)], package)
+                changes |= new_rows([*beside, *instead, *own_modules, *(one.file for one in own_for_gpus)], package)
                 required = without.requirements.get(text.dist_info, {})
-                no_gpu = added_json(map(stand_in_json, own_for_gpus), required)
+                own_indexes = [plain(made.index) for made in indexes if made.files[0] in own_modules]
+                more = added_json(map(stand_in_json, own_for_gpus), required, own_indexes)
                 name, version = package.metadata.name, package.metadata.version
-                said = environment_manifest(options.document, name, version, libraries, dropped, no_gpu)
+                said = environment_manifest(options.document, name, version, libraries, dropped, more)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
                 changes[own] = FileState.of_bytes(said).row(own)
             yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)

@@ -17,6 +17,7 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
+from torchtailor.tailoring.module_index import ModuleIndex
 from torchtailor.tailoring.result import ChangedRequirements, GonePackages
 from torchtailor.trees.artifact.drops import DroppedFile
 
@@ -87,6 +88,7 @@ class ImageResult:
     gone_packages: tuple[str, ...] = ()  # that only a GPU needs
     stand_ins: tuple[GpuStandIn, ...] = ()  # for libraries of these
     changed_requirements: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    module_indexes: tuple[ModuleIndex, ...] = ()
     droppable: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # by rule: files and bytes
     doubled: tuple[DoubledFile, ...] = ()  # the largest
     wasted: int = 0  # bytes of all that are in more than one layer
@@ -216,6 +218,7 @@ class PlatformImage(Struct):
     droppable: tuple[DroppableFiles, ...]
     gone_packages: GonePackages = UNSET
     stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
+    module_indexes: tuple[ModuleIndex, ...] | UnsetType = UNSET
     changed_requirements: ChangedRequirements = UNSET
 
 
@@ -246,6 +249,7 @@ def _platform(image: ImageResult) -> PlatformImage:
         dropped_files=[replace(file, path=printable(file.path)) for file in image.dropped_files],
         gone_packages=image.gone_packages or UNSET,
         stand_ins=image.stand_ins or UNSET,
+        module_indexes=image.module_indexes or UNSET,
         changed_requirements=image.changed_requirements or UNSET,
         droppable=[DroppableFiles(rule, files, size) for rule, (files, size) in image.droppable.items()],
     )

@@ -193,6 +193,7 @@ class ImageSurvey:
     unopened: bool = False  # whether libraries may be left out because they were never opened
     workload: TracedWorkload | None = None  # whose untouched pages go to packs
     without_gpu: bool = False  # whether packages that only a GPU needs leave
+    keeps_sources: bool = False  # whether modules are read, for packs or indexes
     packs_unopened: bool = False  # whether modules and libraries of packages that it never used go to packs
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
@@ -258,7 +259,7 @@ class ImageSurvey:
 
         if head.startswith(MAGIC) and may_be_elf(name):
             self._scan(file, head, rest())
-        elif self.packs_unopened and name.endswith(".py") and _IN_SITE.search(file.path):
+        elif self.keeps_sources and name.endswith(".py") and _IN_SITE.search(file.path):
             self._source(file, head, rest())
         elif name in ("RECORD", "METADATA") and file.path.rpartition("/")[0].endswith(".dist-info"):
             self._package_text(file, name, head, rest())
