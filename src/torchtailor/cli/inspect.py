@@ -315,6 +315,22 @@ def _never_cut(inspection: Inspection) -> Iterable[str]:
     for name, (number, size) in inspection.never_cut.items():
         noun = counted(number, name, name.replace("library", "libraries") if "library" in name else "")
         yield f"{noun} with {human_bytes(size)} of GPU code, which is shown here and never cut."
+    others = [] if inspection.libraries or inspection.files else _without_code(inspection)
+    if others:
+        yield f"{' and '.join(others)} without GPU code, and no library for Linux."
+
+
+def _without_code(inspection: Inspection) -> list[str]:
+    """What has the name of a file that can hold GPU code, where nothing does."""
+    from collections import Counter
+    from pathlib import Path
+
+    from torchtailor.code.gpucode.files import kind_by_name
+    from torchtailor.core.format import counted
+
+    names = {name for one in inspection.artifacts for name in (*one.every_file, Path(one.path).name)}
+    kinds = Counter(kind.value for name in names if (kind := kind_by_name(name)))
+    return [counted(number, name, name.replace("library", "libraries")) for name, number in kinds.items()]
 
 
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
@@ -330,7 +346,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     images = sum(library.images for library in with_code)
     raw = sum(library.raw for library in with_code)
     yield from _never_cut(inspection)
-    if libraries or not inspection.files:
+    if libraries or not (inspection.files or _without_code(inspection)):
         whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
         yield (
             f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "

@@ -255,3 +255,11 @@ class TestCommands:
             path.write_bytes(data)
             shown = call("inspect", path)
             assert shown.returncode == ExitCode.BAD_INPUT and "damaged conda package" in shown.stderr
+
+
+def test_what_holds_no_gpu_code_is_named_all_the_same(tmp_path: Path) -> None:
+    place = tmp_path / "t64.exe"
+    place.write_bytes(dll((b".text", b"code")))
+    assert "1 Windows library without GPU code, and no library for Linux." in call("inspect", str(place)).stdout
+    (tmp_path / "tool.dll").write_bytes(dll((b".text", b"code")))
+    assert "2 Windows libraries without GPU code" in call("inspect", str(tmp_path)).stdout
