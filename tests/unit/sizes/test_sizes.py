@@ -345,7 +345,7 @@ def test_a_page_says_how_well_code_is_compressed(tmp_path: Path) -> None:
         " → ".join(f"{100 * (size or 0) / whole:.0f} %" for size, whole in zip(sizes, raw, strict=True))
         for sizes in ([one.size for one in held], [one.packed for one in held])
     )
-    assert library.startswith("100 % → ") and f"in libraries {library}, in the wheel {packed}." in text
+    assert library.startswith("100 % → ") and f" {library} of it in libraries, {packed} of it in the wheel." in text
     ((_, _, below),) = (row for row in sections_of_page(text)["By architecture"] if row[0] == "sm_90")
     assert below.endswith(f"; unpacked {human_bytes(raw[0])} → {human_bytes(raw[1])}")
 

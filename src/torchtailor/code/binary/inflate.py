@@ -104,6 +104,7 @@ class InflateSource:
             if kept.holds(offset, end):
                 return bytes(kept.data[offset - kept.offset : end - kept.offset])
         if offset < self._start - len(self._before):
+            self.verify()
             self._restart()
         while offset >= self._start + len(self._window):
             self._advance()

@@ -107,7 +107,7 @@ def _became(change: SizeChange) -> str:
 
 
 def _held(comparison: SizeComparison, unpacked: SizeChange) -> str:
-    """`In libraries it takes 37 % → 19 % of that, in the wheel 18 % → 14 %`: how well it is compressed there."""
+    """`Compressed it takes 37 % → 19 % of it in libraries, 18 % → 14 % of it in the wheel`."""
     old, new = (_stored(side) for side in (comparison.old, comparison.new))
     places = {"libraries": (old.size, new.size), "the wheel": (old.packed, new.packed)}
     shares = {
@@ -118,8 +118,8 @@ def _held(comparison: SizeComparison, unpacked: SizeChange) -> str:
         ]
         for place, sizes in places.items()
     }
-    said = (f"in {place} {' → '.join(each)}" for place, each in shares.items() if each)
-    return f"Compressed it takes of that {', '.join(said)}"
+    said = (f"{' → '.join(each)} of it in {place}" for place, each in shares.items() if each)
+    return f"Compressed it takes {', '.join(said)}"
 
 
 def _stored(sizes: Sizes) -> SizeTotal:
