@@ -110,6 +110,11 @@ def command(
     from torchtailor.tailoring.image.cut_image import cut_image
     from torchtailor.tailoring.image.options import Cold, ImageOptions
 
+    if source == "record":
+        raise UsageError(
+            "Programs in images are recorded by `record`.",
+            f"torchtailor record --image {destination} -o app.trace -- PROGRAM",
+        )
     choices = cut.choices
     if cold:
         if not cut.given.keys() & {"workload"} or cut.given.keys() & {"pack", "no_pack"}:

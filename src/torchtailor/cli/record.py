@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,19 @@ def record(
     output: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="TRACE", help="The trace to write, such as app.trace.")
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="Run it in a container of this image, with podman or docker; alone, what the image runs.",
+        ),
+    ] = None,
+    engine_options: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS", help="For `podman run` or `docker run`, such as '--gpus all -v /models:/models'."
+        ),
+    ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add to the trace what else this run uses.")] = False,
     misses: Annotated[
         list[Path] | None,
@@ -46,11 +60,12 @@ def record(
     """Run a program and note which GPU code it loads, which pages of libraries it touches, and which files it opens."""
     from torchtailor.cli.ui import err, out
     from torchtailor.core.errors import NoMatchError, ProgramCode, UsageError
+    from torchtailor.workload.container import record_in_image
     from torchtailor.workload.record import record_program, trace_of
     from torchtailor.workload.trace import check_trace_output, merge_traces, read_trace, write_trace
 
     if print_env is not None:
-        if json or output or append or misses or program:
+        if json or output or append or misses or program or image:
             raise UsageError(
                 "--print-env only prints variables: it runs nothing and writes no trace.",
                 "Leave the program and the other options out, or leave --print-env out.",
@@ -60,7 +75,9 @@ def record(
         return 0
     if output is None:
         raise UsageError("No output was given.", "Add -o app.trace.")
-    if not program and not misses:
+    if engine_options and not image:
+        raise UsageError("--engine-options is for --image.", "Leave it out, or name an image.")
+    if not program and not misses and not image:
         raise UsageError(
             "No program was given.", "Write it behind `--`: torchtailor record -o app.trace -- python app.py"
         )
@@ -69,8 +86,14 @@ def record(
     if misses:
         earlier.append(trace_of(misses))
     code = 0
-    if program:
-        recording = record_program(program, stdout=sys.stderr if json else None)
+    if program or image:
+        to = sys.stderr if json else None
+        words = shlex.split(engine_options or "")
+        recording = (
+            record_in_image(image, program or (), engine_options=words, stdout=to)
+            if image
+            else record_program(program or (), stdout=to)
+        )
         code = recording.exit_code
         if not recording.trace.processes:
             raise NoMatchError(

@@ -163,27 +163,33 @@ def read_events(paths: Iterable[Path]) -> Recorded:
     files = sorted(paths)
     for path in (path for path in files if path.suffix != PAGES_SUFFIX):
         recorded.read(path)
-    unfinished = 0
+    unfinished: list[str] = []
+    finished: set[str] = set()
     for path in (path for path in files if path.suffix == PAGES_SUFFIX):
         memory = ProcessMemory()
         with suppress(ValueError):  # the line of a process that was killed while it wrote
             memory.read(path)
         recorded.memories.append(memory)
-        unfinished += not memory.how
-    if unfinished:
-        recorded.lost.add(f"the pages of {counted(unfinished, 'process', 'processes')} that had not ended")
+        (finished.add if memory.how else unfinished.append)(path.name.rpartition("-")[0])
+    # the first process of a container writes its own, as what would write them ends with it
+    if count := sum(not (one.startswith("1-") and one in finished) for one in unfinished):
+        recorded.lost.add(f"the pages of {counted(count, 'process', 'processes')} that had not ended")
     return recorded
 
 
-def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable[Path] = ()) -> Trace:
-    """The trace of a run; `roots` are folders beside site-packages from which it imports."""
+def make_trace(
+    recorded: Recorded, programs: Iterable[str] = (), roots: Iterable[Path] = (), system: Path = Path("/")
+) -> Trace:
+    """The trace of a run; `roots` are folders beside site-packages from which it imports, and below `system` are the
+    files that it ran with."""
     lost = sorted(recorded.lost)
     libraries = []
-    for path in sorted({*recorded.loads, *recorded.misses, *filter(_is_elf, recorded.mapped)}):
+    mapped = (path for path in recorded.mapped if _is_elf(system / path.lstrip("/")))
+    for path in sorted({*recorded.loads, *recorded.misses, *mapped}):
         missed = recorded.misses.get(path, set())
         loads = recorded.loads.get(path, set())
         try:
-            library, unplaced = _library(Path(path), loads, missed, recorded.mapped.get(path, ()))
+            library, unplaced = _library(system / path.lstrip("/"), loads, missed, recorded.mapped.get(path, ()))
             if loads or missed or library.pages:
                 libraries.append(library)
             if unplaced:
@@ -193,12 +199,12 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
             lost.append(_plain(f"{path[:_MAX_SAID]} cannot be read: {why[:_MAX_SAID].rstrip('.')}"))
     folders = [str(root.absolute()) for root in roots]
-    opened = set(_below_sites(recorded.opened, folders))
+    opened = set(_below_sites(recorded.opened, folders, system))
     trace = Trace(
         libraries=tuple(libraries),
         opened=tuple(sorted(opened)),
         standard=tuple(sorted({match[1] for path in recorded.opened if (match := _standard(path))})),
-        looked=tuple(sorted(set(_below_sites(recorded.looked, folders)) - opened)),
+        looked=tuple(sorted(set(_below_sites(recorded.looked, folders, system)) - opened)),
         programs=tuple(map(_plain, programs)),
         processes=len(recorded.processes),
         lost=tuple(lost),
@@ -213,15 +219,16 @@ def _standard(path: str) -> re.Match[str] | None:
     return match if match and _fits(match[1], RelativePath) else None
 
 
-def _below_sites(paths: Iterable[str], roots: list[str]) -> Iterator[str]:
+def _below_sites(paths: Iterable[str], roots: list[str], system: Path) -> Iterator[str]:
     for path in paths:
         whole = os.path.normpath(path)
         if match := _SITE.fullmatch(whole):
             found = [match[1]]
         else:
             found = [whole[len(root) + 1 :] for root in roots if whole.startswith(f"{root}/")]
-        if not found and (place := _installed_place(Path(whole).parent)) is not None:
-            found = [str(Path(whole).relative_to(place))]
+        there = system / whole.lstrip("/")
+        if not found and (place := _installed_place(there.parent)) is not None:
+            found = [str(there.relative_to(place))]
         yield from (name for name in found if _fits(name, RelativePath))
 
 
@@ -251,11 +258,11 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _is_elf(path: str) -> bool:
+def _is_elf(path: Path) -> bool:
     try:
-        if not Path(path).is_file():
+        if not path.is_file():
             return False  # it is gone
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             return file.read(4) == b"\x7fELF"
     except (OSError, ValueError):
         return False

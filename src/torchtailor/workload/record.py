@@ -27,8 +27,8 @@ from torchtailor.workload.moved_modules import INDEX_VARIABLE
 from torchtailor.workload.trace import Trace
 
 RECORD_VARIABLE = "TORCHTAILOR_RECORD"
-_PRELOAD = "LD_PRELOAD"
-_AUDIT = "LD_AUDIT"
+PRELOAD = "LD_PRELOAD"
+AUDIT = "LD_AUDIT"
 _PATIENCE = 20.0  # seconds for what processes write after their end, before it counts as lost
 _SEPARATOR = re.compile(r"[ :]")
 _MACHINES = {"x86_64": ElfMachine.X86_64, "aarch64": ElfMachine.AARCH64}
@@ -52,7 +52,7 @@ def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> 
     # What the program leaves running in the background may still write to the folder.
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-", ignore_cleanup_errors=True) as folder:
         environment = recording_environment(Path(folder))
-        code = _run(command, environment, stdout)
+        code = run_program(command, environment, stdout)
         _wait_for_pages(Path(folder))
         events = read_events(Path(folder).iterdir())
         return RecordedRun(make_trace(events, [shlex.join(command)], _import_roots()), code)
@@ -60,14 +60,14 @@ def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> 
 
 def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables with which a program, and whatever it starts, records to a folder."""
-    auditing = _with_library(HookKind.AUDIT, _AUDIT, with_preload(environment))
+    auditing = _with_library(HookKind.AUDIT, AUDIT, with_preload(environment))
     # modules from an index open no files that tell which they are
     return {**auditing, INDEX_VARIABLE: "0", RECORD_VARIABLE: str(folder)}
 
 
 def with_preload(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables with which a program gets the hook, whatever else is preloaded."""
-    return _with_library(HookKind.PRELOAD, _PRELOAD, environment)
+    return _with_library(HookKind.PRELOAD, PRELOAD, environment)
 
 
 def _with_library(kind: HookKind, variable: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -143,7 +143,8 @@ def _signals_left_to_child() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | None) -> int:
+def run_program(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | None) -> int:
+    """Run a program to its end; signals go to it."""
     try:
         child = subprocess.Popen(list(command), env=dict(environment), stdout=stdout)
     except OSError as error:

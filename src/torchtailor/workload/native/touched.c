@@ -7,12 +7,14 @@
 #include "hook.h"
 #include "raw.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <time.h>
@@ -37,7 +39,7 @@ static struct {
     int output, life, watch;
 } second; /* the second process's own: the first one has closed them */
 static int exact, watched; /* whether each page is mapped alone, whether somebody reads them after the end */
-static long process;
+static long process, reader; /* the second one */
 static _Atomic int leaving; /* exec was called */
 static uint8_t stack[STACK] __attribute__((aligned(64)));
 
@@ -205,7 +207,8 @@ void tt_watch_pages(int in_child) {
         flock(output, LOCK_SH | LOCK_NB); /* as long as it is held there is something to come */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        watched = clone(wait_and_write, stack + STACK, CLONE_VM, NULL) > 0;
+        reader = clone(wait_and_write, stack + STACK, CLONE_VM, NULL);
+        watched = reader > 0;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         close(pipe_of_life[0]);
         pipe_of_life[0] = -1;
@@ -217,9 +220,43 @@ void tt_watch_pages(int in_child) {
     tt_busy--;
 }
 
+static int is_alive(const char *number) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%.20s/stat", number);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (file >= 0) close(file);
+    if (size <= 0) return 0;
+    text[size] = 0;
+    const char *state = strrchr(text, ')');
+    return state && state[1] && state[2] != 'Z' && state[2] != 'X';
+}
+
+/* With the first process of a container all others end at once, also those that still write for processes that have
+ * ended: they get a second. */
+static void wait_for_others(void) {
+    struct timespec soon = {.tv_nsec = 5000000};
+    int others = 1;
+    tt_busy++;
+    for (int times = 0; others && times < 200; times++) {
+        DIR *folder = opendir("/proc");
+        others = 0;
+        for (struct dirent *entry; folder && !others && (entry = readdir(folder));) {
+            long number = strtol(entry->d_name, NULL, 10);
+            others = number > 1 && number != reader && is_alive(entry->d_name);
+        }
+        if (folder) closedir(folder);
+        if (others) nanosleep(&soon, NULL);
+    }
+    tt_busy--;
+}
+
 /* At the end, if nobody does it afterwards: where there is no second process, or it ends with the first of a container. */
 void tt_note_pages(void) {
-    if (watched && process == 1) output = opened_output();
+    if (watched && process == 1) {
+        wait_for_others();
+        output = opened_output();
+    }
     if (output < 0 || tt_is_copy()) return;
     write_notes(output);
     close(output);
