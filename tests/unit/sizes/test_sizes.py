@@ -31,8 +31,9 @@ from torchtailor.verification.inspection.inspect import inspect as read_inspecti
 from torchtailor.verification.inspection.kernels import HOST, REST
 from torchtailor.verification.inspection.measure import Sizes, measure
 from torchtailor.verification.inspection.parts import ByteClass
-from torchtailor.verification.sizes.compare import SizeComparison
+from torchtailor.verification.sizes.compare import SizeChange, SizeComparison
 from torchtailor.verification.sizes.history import newest_of_each
+from torchtailor.verification.sizes.markdown import share
 from torchtailor.verification.sizes.tree import tree_of
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
@@ -341,13 +342,39 @@ def test_a_page_says_how_well_code_is_compressed(tmp_path: Path) -> None:
     text = (tmp_path / "diff.html").read_text()
     held = [measured(wheel).by(lambda row: row.code)["sm_90"] for wheel in (old, new)]
     raw = [len(codes[0]), sum(map(len, codes))]
-    library, packed = (
-        " → ".join(f"{100 * (size or 0) / whole:.0f} %" for size, whole in zip(sizes, raw, strict=True))
+    (before, after), (was, now) = (
+        [f"{100 * (size or 0) / whole:.0f} %" for size, whole in zip(sizes, raw, strict=True)]
         for sizes in ([one.size for one in held], [one.packed for one in held])
     )
-    assert library.startswith("100 % → ") and f" {library} of it in libraries, {packed} of it in the wheel." in text
+    assert before == "100 %"
+    assert f" in libraries {after} (before {before}), in the wheel {now} (before {was}): " in text
     ((_, _, below),) = (row for row in sections_of_page(text)["By architecture"] if row[0] == "sm_90")
     assert below.endswith(f"; unpacked {human_bytes(raw[0])} → {human_bytes(raw[1])}")
+
+
+def test_a_library_of_a_version_that_is_new_is_one_change(tmp_path: Path) -> None:
+    """Of cuTENSOR, `libcutensorMp.so.2` was a change and each of its parts another: 10.5 MB twice."""
+    raw = (FIXTURES / "raw.so").read_bytes()
+    old = wheel_of(tmp_path, "demo-1.0", {"demo/libgone.so.1": raw})
+    new = wheel_of(tmp_path, "demo-1.1", {"demo/libnew.so.2": raw + b"x"})
+    comparison = SizeComparison(measured(old), measured(new))
+    named = {one.name: one for one in comparison.causes if one.name.startswith("lib")}
+    assert set(named) == {"libgone.so.1", "libnew.so.2"} <= set(comparison.contents)
+    assert sum(one.growth for one in comparison.causes) == comparison.total.growth
+    # what was not there took nothing in the wheel either
+    assert (named["libnew.so.2"].old_packed, named["libgone.so.1"].new_packed) == (0, 0)
+    sums = [sum(getattr(one, side) for one in comparison.causes) for side in ("old_packed", "new_packed")]
+    assert sums[1] - sums[0] == len(new.read_bytes()) - len(old.read_bytes()) - growth_of_the_zip(comparison)
+
+
+def growth_of_the_zip(comparison: SizeComparison) -> int:
+    (one,) = (one for one in comparison.classes if one.name == ByteClass.ZIP.value)
+    return (one.new_packed or 0) - (one.old_packed or 0)
+
+
+def test_growth_by_a_large_factor_is_said_as_one() -> None:
+    """`other files +342100 %` ran into the column before."""
+    assert [share(SizeChange("", 10, new)) for new in (11, 60, 3422)] == [" (+10.0 %)", " (+500 %)", " (x 342)"]
 
 
 def test_a_page_counts_the_functions_of_code_that_came_for_another(tmp_path: Path) -> None:
@@ -362,7 +389,7 @@ def test_a_page_counts_the_functions_of_code_that_came_for_another(tmp_path: Pat
     assert call("diff", *wheels, "--kernels", "--report", tmp_path / "diff.html").returncode == 0
     sections = sections_of_page((tmp_path / "diff.html").read_text())
     ((_, _, below),) = (row for rows in sections.values() for row in rows if row[0] == "k")
-    assert below.startswith("1 function as before for each: ") and "sm_70 -9 kB (gone)" in below
+    assert below.startswith("1 function for each: ") and "sm_70 -9 kB (gone)" in below
     assert "sm_120 +6 kB (new)" in below
     # where every architecture changed, the last row has its words too
     assert all(below for _, _, below in sections["By architecture"])

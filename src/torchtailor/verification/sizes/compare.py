@@ -139,7 +139,7 @@ class SizeComparison:
     def causes(self) -> tuple[SizeChange, ...]:
         """What changed by itself, in words and the largest first: a file that is new or gone is one of them, whatever
         is in it, and so is a folder of files without machine code."""
-        whole = {one.name: one for one in self.files if one.verdict in ("new", "gone")}
+        whole = {one.name: one for one in self._files if one.verdict in ("new", "gone")}
         named = [
             msgspec.structs.replace(one, name=_in_words(*part))
             for one in self.parts
@@ -154,19 +154,19 @@ class SizeComparison:
                     place = next((folder for folder in _folders(name) if folder not in folders), "")
                     together.setdefault(place if name in plain else "", []).append(one)
             alone = together.pop("", []) + [each.pop() for each in together.values() if len(each) == 1]
-            named += [msgspec.structs.replace(one, name=_in_words(one.name, "", "")) for one in alone]
+            named += [msgspec.structs.replace(one, name=_in_words(self._named(one.name), "", "")) for one in alone]
             named += [sum_of(f"{place}/ ({len(each)} files)", each) for place, each in together.items() if each]
         return tuple(sorted(named, key=lambda one: (-abs(one.growth), one.name)))
 
     @cached_property
     def contents(self) -> Mapping[str, tuple[SizeChange, ...]]:
         """Of libraries that are new or gone, by their names in words, the classes of their bytes."""
-        whole = {one.name for one in self.files if one.verdict in ("new", "gone")}
+        whole = {one.name for one in self._files if one.verdict in ("new", "gone")}
         found: dict[str, dict[str, list[SizeChange]]] = {}
         for one in self.parts:
             file, kind, _ = _split(one.name)
             if file in whole and ByteClass(kind) not in PLAIN_FILES:
-                found.setdefault(_in_words(file, "", ""), {}).setdefault(kind, []).append(one)
+                found.setdefault(_in_words(self._named(file), "", ""), {}).setdefault(kind, []).append(one)
         return {
             file: tuple(sorted((sum_of(*each) for each in kinds.items()), key=lambda one: -abs(one.growth)))
             for file, kinds in found.items()
@@ -209,7 +209,8 @@ class SizeComparison:
 
     def _by(self, key: Callable[[SizeRow], str]) -> tuple[SizeChange, ...]:
         """The largest change first."""
-        old, new, none = self.old.by(key), self.new.by(key), SizeTotal()
+        old, new = self.old.by(key), self.new.by(key)
+        none = SizeTotal() if None in (self.old.packed, self.new.packed) else SizeTotal(0, 0)
         changes = (_change(name, old.get(name, none), new.get(name, none)) for name in {**old, **new})
         return tuple(sorted(changes, key=lambda one: (-abs(one.growth), -one.new, one.name)))
 

@@ -23,10 +23,12 @@ def signed(growth: int) -> str:
 
 
 def share(change: SizeChange) -> str:
-    """` (+3.1 %)`, ` (+171 %)`; nothing where there was nothing before, or nothing changed."""
+    """` (+3.1 %)`, ` (+171 %)`, ` (x 52)`; nothing where there was nothing before, or nothing changed."""
     if not change.old or not change.new or not change.growth:
         return ""
     percent = 100 * change.growth / change.old
+    if percent >= 1000:
+        return f" (x {change.new / change.old:,.0f})"
     return f" ({percent:+.{0 if abs(percent) >= 99.95 else 1}f} %)"
 
 

@@ -27,6 +27,7 @@ _NEXT = 0.01  # of the largest change of a function
 _UNPACKED = """<p>Bytes as they are unpacked: in files GPU code is compressed, so these are more than those above.
 A row is a function, or all instances of a template, in all libraries and for all architectures together; what became of
 it for each architecture stands below. (shared by functions) are headers, symbols and strings.</p>"""
+_HELD = "the compiler compresses code in libraries, and what it did the wheel cannot do again."
 _NAMED = "<p>As far as symbol tables name them, by the beginning of their names.</p>"
 
 
@@ -51,7 +52,7 @@ def in_words(comparison: SizeComparison) -> Iterator[str]:
     if kernels := [one for one in comparison.functions if one.code != HOST_FUNCTIONS]:
         unpacked = sum_of("", kernels)
         yield f"GPU code unpacked: {signed(unpacked.growth)}{_became(unpacked)} {_functions(kernels)}."
-        yield f"{_held(comparison, unpacked)}."
+        yield _held(comparison, unpacked)
 
 
 def comparing(comparison: SizeComparison) -> Iterator[str]:
@@ -107,19 +108,14 @@ def _became(change: SizeChange) -> str:
 
 
 def _held(comparison: SizeComparison, unpacked: SizeChange) -> str:
-    """`Compressed it takes 37 % → 19 % of it in libraries, 18 % → 14 % of it in the wheel`."""
+    """`In libraries it takes 19 % of that (before 37 %), in the wheel 14 % (before 18 %)`, and what that means."""
     old, new = (_stored(side) for side in (comparison.old, comparison.new))
-    places = {"libraries": (old.size, new.size), "the wheel": (old.packed, new.packed)}
-    shares = {
-        place: [
-            f"{100 * size / whole:.0f} %"
-            for size, whole in zip(sizes, (unpacked.old, unpacked.new), strict=True)
-            if size and whole
-        ]
-        for place, sizes in places.items()
-    }
-    said = (f"{' → '.join(each)} of it in {place}" for place, each in shares.items() if each)
-    return f"Compressed it takes {', '.join(said)}"
+    said = []
+    for place, before, after in (("libraries", old.size, new.size), ("the wheel", old.packed, new.packed)):
+        if after and unpacked.new:
+            now = f"in {place} {100 * after / unpacked.new:.0f} %"
+            said.append(f"{now} (before {100 * before / unpacked.old:.0f} %)" if before and unpacked.old else now)
+    return f"Compressed it takes of that {', '.join(said)}: {_HELD}" if said else ""
 
 
 def _stored(sizes: Sizes) -> SizeTotal:
@@ -214,7 +210,10 @@ def _by_code(each: Sequence[KernelChange]) -> str:
     head = ""
     if any(usual):
         others = any("function" in words for words in said.values())
-        head = f"{_counted(*usual)} for each{' unless said otherwise' if others else ''}: "
+        counted = _counted(*usual)
+        if any(not (one.old and one.new) for one in each):  # some came or went, each with its own
+            counted = counted.removesuffix(" as before")
+        head = f"{counted} for each{' unless said otherwise' if others else ''}: "
     same = _names(one.code for one in each if not one.growth)
     return head + "; ".join(filter(None, (", ".join(named), f"unchanged: {same}" if same else "")))
 
