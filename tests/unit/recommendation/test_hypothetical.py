@@ -32,6 +32,8 @@ def ask(*gpus: str, **more: str) -> Recommendation:
 
 
 def test_an_apple_cpu_by_its_name_says_what_macos_needs() -> None:
+    best = ask("none", cpu="Apple M2").best
+    assert best is not None and best.reasons[0].endswith("(for Linux on it; on macOS `pip install torch`).")
     assert any("On macOS `pip install torch`" in note for note in ask("none", cpu="Apple M2").notes)
     assert not any("macOS" in note for note in ask("none", cpu="Graviton3").notes)
 

@@ -79,13 +79,21 @@ def _why_release(situation: Situation, candidate: Candidate) -> str:
     version = candidate.variant.release.version
     newest = max(release.version for release in situation.catalog.releases.values())
     if version == newest:
-        none = " (there are no wheels for musl)" if situation.host.system.libc == "musl" else ""
-        return f"PyTorch {version} is the newest release{none}."
+        return f"PyTorch {version} is the newest release{_for_which_system(situation.host)}."
     if situation.request.release:
         return f"PyTorch {version} is the release that was asked for."
     if candidate.method.basis is not Basis.WHEEL:
         return f"PyTorch {version} is the newest release with a variant for this machine {candidate.method.phrase}."
     return f"PyTorch {version} is the newest release whose official wheel is known to run on this machine."
+
+
+def _for_which_system(host: Host) -> str:
+    """What the command alone does not show of systems for which it is another."""
+    if host.system.libc == "musl":
+        return " (there are no wheels for musl)"
+    if host.cpu.microarchitecture.startswith("apple_") and not host.system.kernel:  # given by its name
+        return " (for Linux on it; on macOS `pip install torch`)"
+    return ""
 
 
 def _why_another(catalog: Catalog, candidate: Candidate) -> str:
