@@ -24,8 +24,9 @@ def newer_hook(wheel: Path, hook: Path) -> tuple[str, ...]:
 
 
 def larger_wheel(result: TailorResult) -> tuple[str, ...]:
-    """Where a new wheel is larger than the stock one."""
-    if not result.output or result.size_after - result.size_before < _NOTICEABLE:
+    """Where a new wheel is larger than the stock one, more than the indexes that were asked for make it."""
+    added = sum(index.size for index in result.module_indexes)
+    if not result.output or result.size_after - result.size_before < _NOTICEABLE + added:
         return ()
     sizes = f"{human_bytes(result.size_before)} -> {human_bytes(result.size_after)}"
     installed = human_bytes(max(sum(one.saved for one in result.changed), 0))

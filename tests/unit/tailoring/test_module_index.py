@@ -283,6 +283,7 @@ def test_in_a_wheel(tmp_path: Path, wheel: Path) -> None:
     assert (
         result.output is not None and result.output != wheel and [one.modules for one in result.module_indexes] == [8]
     )
+    assert not result.notes  # that it is larger was asked for
     site = tmp_path / "site"
     install(result.output, site)
     (site / "demo" / "__pycache__").mkdir()  # as pip leaves it: RECORD is written last
