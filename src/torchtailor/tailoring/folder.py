@@ -29,7 +29,7 @@ from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult
-from torchtailor.tailoring.left_out import distinct, stand_ins
+from torchtailor.tailoring.left_out import distinct, for_pythonpath, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.module_index import module_indexes
@@ -143,8 +143,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             by_name = sorted(jobs, key=lambda job: job.name)
             added = [file for job in by_name for file in job.added(tree, results[job.name])]
             added += [*distinct(stand_ins(tree, dropped).values()), *(one.file for one in for_gpus)]
-            added += without.new_metadata(tree)
-            added += distinct([made.files for made in indexes], added)
+            added += [*without.new_metadata(tree), *distinct([made.files for made in indexes], added)]
+            added += for_pythonpath(tree, added)
             for file in added:
                 file.put((target / file.path).parent)
             remove_empty(target, without.gone)

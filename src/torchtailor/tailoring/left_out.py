@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -35,6 +35,7 @@ INDEX_LINE = (
     "vars(sys.modules.setdefault(own, type(sys)(own)))), "
     "sys.modules[own].use_index(moved, '{tops}', '{record}', '{standard}'))\n"
 )
+_CUSTOM = "sitecustomize.py"
 _START = '"""Left out by torchtailor'
 _TEXT = '''"""Left out by torchtailor (--drop-unopened): {file}"""
 
@@ -74,6 +75,16 @@ def stand_ins(tree: FileTree, dropped: Mapping[str, DroppedFile]) -> dict[str, t
             continue
         made[file.path] = (NewFile(place, content, FileState.of_bytes(content), package),)
     return made
+
+
+def for_pythonpath(tree: FileTree, added: Iterable[NewFile]) -> Iterator[NewFile]:
+    """What runs the `.pth` files of a folder that is on PYTHONPATH, as Python does by itself in site-packages only."""
+    sites = {posixpath.dirname(file.path): file.package for file in added if file.path.endswith(".pth")}
+    for site, package in sites.items():
+        path = posixpath.join(site, _CUSTOM)
+        if path not in tree.sizes:
+            content = (Path(__file__).parent.parent / "workload" / "on_pythonpath.py").read_bytes()
+            yield NewFile(path, content, FileState.of_bytes(content), package)
 
 
 def distinct(files: Iterable[tuple[NewFile, ...]], known: Iterable[NewFile] = ()) -> list[NewFile]:

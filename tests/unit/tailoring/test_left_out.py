@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -101,3 +102,31 @@ def test_a_module_that_a_user_wrote_in_its_place_stays(site: Path) -> None:
     restore_environment(site)
     assert (site / "triton/_C/libtriton.py").read_text() == "mine = 1\n"
     assert (site / "triton/_C/libtriton.so").is_file()
+
+
+def test_a_folder_on_pythonpath_has_its_packs_too(tmp_path: Path, fat: bytes) -> None:
+    """Python runs `.pth` files in site folders only; the `sitecustomize` that a company has still runs."""
+    files = {"demo/__init__.py": b"", "demo/cold.py": b"value = 7\n", "demo/libdemo.so": fat}
+    install(build_wheel(tmp_path, files, name="demo", version="1.0"), tmp_path / "site")
+    trace = Trace(opened=("demo/__init__.py", "demo/libdemo.so"))
+    cut = replace(options(), workload=TracedWorkload(trace), drop_unopened=True)
+    tailor_folder(tmp_path / "site", tmp_path / "out", cut)
+    assert not (tmp_path / "out/demo/cold.py").exists()
+    check_records(tmp_path / "out")
+    other = tmp_path / "company"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import sys\nsys.company = __name__\n")
+    program = "import sys, demo.cold; print(demo.cold.value, getattr(sys, 'company', None), len(sys.meta_path))"
+
+    def said(*folders: Path, first: str = "") -> str:
+        path = os.pathsep.join(map(str, folders))
+        line = [sys.executable, "-c", f"{first}\n{program}"]
+        done = subprocess.run(line, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+        return done.stdout or done.stderr
+
+    alone = said(tmp_path / "out")
+    assert alone.startswith("7 None "), alone
+    assert said(tmp_path / "out", other).startswith("7 sitecustomize ")
+    assert "No module named 'demo.cold'" in said(
+        other, first=f"sys = __import__('sys'); sys.path.append({str(tmp_path / 'out')!r})"
+    )
