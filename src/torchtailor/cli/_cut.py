@@ -221,6 +221,19 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
         yield f"No longer required: {gone or 'nothing'}.{stays}"
 
 
+def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Iterator[str]:
+    """What --index-modules made."""
+    from torchtailor.core.format import counted, human_bytes
+
+    if made := result.module_indexes:
+        modules, size = sum(one.modules for one in made), human_bytes(sum(one.size for one in made))
+        pythons = " and ".join(dict.fromkeys(one.python for one in made))
+        what = (
+            f"{counted(modules, 'module')} of {counted(len(made), 'package')} in {counted(len(made), 'file')} of {size}"
+        )
+        yield f"{'Would index' if dry_run else 'Indexed'} {what}, for Python {pythons}."
+
+
 def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:
     """The builds for the CPU of what was cut for machines without a GPU, where an index has one; asked in a hurry."""
     packages = {(one.package.metadata.name, one.package.metadata.version, one.machine.arch) for one in stand_ins}

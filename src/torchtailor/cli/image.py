@@ -222,6 +222,7 @@ def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:
         rules = ", ".join(dict.fromkeys(file.rule for file in files))
         yield f"{verb} out {counted(len(files), 'file')} of {size} ({rules})."
     yield from _cut.said_of_no_gpu(image, dry_run=cut.dry_run)
+    yield from _cut.said_of_indexes(image, dry_run=cut.dry_run)
     yield from _cut.said_of_packs([one.result for one in image.changed], cut)
     if image.droppable:
         could = ", ".join(f"{rule} {human_bytes(size)}" for rule, (_, size) in image.droppable.items())

@@ -211,7 +211,9 @@ def _print_leftovers(report: TailorReport) -> None:
             f"{move} {counted(count, 'file')} of {size} that were never opened beside the packs; links lead there.",
             markup=False,
         )
-    said = [line for result in results for line in _cut.said_of_no_gpu(result, dry_run=report.options.dry_run)]
+    dry_run = report.options.dry_run
+    said = [line for result in results for line in _cut.said_of_no_gpu(result, dry_run=dry_run)]
+    said += [line for result in results for line in _cut.said_of_indexes(result, dry_run=dry_run)]
     for line in (*said, *_cut.said_of_cpu_builds(one for result in results for one in result.stand_ins)):
         out().print(line, markup=False)
     wheels = any(result.pack_wheels for result in results)  # the size of each is below

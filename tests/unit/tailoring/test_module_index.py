@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.calling import call
 from tests.unit.tailoring.helpers import check_records, install, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.catalog import load_catalog
@@ -26,7 +27,7 @@ from torchtailor.tailoring.wheel import tailor_wheel
 from torchtailor.workload import compile_modules
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.moved_modules import IndexedModules, read_index, write_index
-from torchtailor.workload.trace import Trace
+from torchtailor.workload.trace import Trace, write_trace
 
 TAG = sys.implementation.cache_tag
 FILES = {
@@ -269,6 +270,16 @@ def test_a_later_cut_does_not_bring_an_old_source_back(site: Path) -> None:
     trace = Trace(opened=(*OPENED, "demo/data.txt"))
     tailor_environment(site, chosen(trace, index_modules=False, drop_unopened=True, drop=("docs",)))
     assert run(site, "import demo.used; print(demo.used.more)").stdout == "1\n"
+
+
+def test_the_command_says_what_it_made(stock: Path, tmp_path: Path) -> None:
+    write_trace(tmp_path / "app.trace", TRACE)
+    words = ("tailor", "--env", stock, "--workload", tmp_path / "app.trace", "--index-modules")
+    said = " ".join(call(*words, "--dry-run").stdout.split())
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert "Would index 8 modules of 1 package in 1 file of " in said and f"for Python {python}." in said
+    assert not (stock / INDEX).exists()
+    assert "Indexed 8 modules of 1 package" in " ".join(call(*words).stdout.split()) and (stock / INDEX).exists()
 
 
 def test_in_a_folder(tmp_path: Path, stock: Path) -> None:
