@@ -94,9 +94,12 @@ OPTIONS = (
               panel=WORKLOAD),
     CutOption("index_modules", bool, "Put the code of modules that it imported into one file a package: few file calls "
               "at its start.", panel=WORKLOAD),
+    CutOption("bake_caches", Path, "Programs start with the compile caches that `record --caches` wrote to this "
+              "folder.", panel=WORKLOAD, metavar="FOLDER", choice="caches"),
 )  # fmt: skip
 
 _VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."
+_NO_CACHES = "compile caches go into environments and images", "Use tailor --env or image."
 _IN_WHEELS = "the wheels have their packs in them", "Leave it out."
 # By command and option: why it is not for that command, and what to do instead.
 REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
@@ -106,6 +109,9 @@ REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("build", "pack"): _IN_WHEELS,
     ("install", "pack"): _IN_WHEELS,
     ("ci", "pack"): _IN_WHEELS,
+    ("build", "bake_caches"): _NO_CACHES,
+    ("install", "bake_caches"): _NO_CACHES,
+    ("ci", "bake_caches"): _NO_CACHES,
     ("image", "split"): (
         "the packs of all GPUs would be in the same image",
         "Cut the image once for each GPU.",

@@ -12,6 +12,7 @@ import typer
 from torchtailor.cli._layout import GroupedCommand
 
 if TYPE_CHECKING:
+    from torchtailor.workload.caches import Caches, GpusAndDriver
     from torchtailor.workload.trace import Trace
 
 _WORTH_A_ROW = 1 << 20  # bytes of pages of a library without GPU code
@@ -45,6 +46,13 @@ def record(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Add what a cut program had to load from packs (its misses.tsv)."),
     ] = None,
+    caches: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also keep the compile caches that it writes (torch.compile, Triton, CUDA), for --bake-caches.",
+        ),
+    ] = None,
     print_env: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +73,7 @@ def record(
     from torchtailor.workload.trace import check_trace_output, merge_traces, read_trace, write_trace
 
     if print_env is not None:
-        if json or output or append or misses or program or image:
+        if json or output or append or misses or program or image or caches:
             raise UsageError(
                 "--print-env only prints variables: it runs nothing and writes no trace.",
                 "Leave the program and the other options out, or leave --print-env out.",
@@ -86,13 +94,18 @@ def record(
     if misses:
         earlier.append(trace_of(misses))
     code = 0
+    if image and caches:
+        raise UsageError(
+            "--caches is for programs that run here, not for those in an image.",
+            "Run torchtailor in the container, or leave --caches out.",
+        )
     if program or image:
         to = sys.stderr if json else None
         words = shlex.split(engine_options or "")
         recording = (
             record_in_image(image, program or (), engine_options=words, stdout=to)
             if image
-            else record_program(program or (), stdout=to)
+            else record_program(program or (), stdout=to, caches=caches, machine=_machine)
         )
         code = recording.exit_code
         if not recording.trace.processes:
@@ -106,7 +119,29 @@ def record(
     if code:
         err().print(f"warning: the program ended with exit code {code}; what it used until then is in the trace.")
     show(trace, str(output), json=json)
+    if (program or image) and recording.caches:
+        _say_caches(recording.caches)
     return ProgramCode(code)
+
+
+def _machine() -> GpusAndDriver:
+    from torchtailor.advise.host.detect import detect
+
+    host = detect()
+    gpus = tuple(sorted({gpu.capability for gpu in host.gpus if gpu.capability}))
+    return gpus, host.driver.version if host.driver else ""
+
+
+def _say_caches(caches: Caches) -> None:
+    from torchtailor.cli.ui import err, human_bytes
+    from torchtailor.core.format import counted
+
+    made = caches.made_for
+    words = {"torch": made.torch, "Triton": made.triton, "GPU": " and ".join(made.gpus), "driver": made.driver}
+    known = ", ".join(f"{what} {value}" for what, value in words.items() if value)
+    files, size = counted(len(caches.files), "file"), human_bytes(caches.size)
+    line = f"{caches.folder}: {files} of compile caches, {size}, for {known}."
+    err().print(line if caches.files else "warning: the program wrote no compile caches.", markup=False)
 
 
 def _variables(folder: Path) -> list[str]:

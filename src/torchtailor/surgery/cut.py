@@ -29,6 +29,7 @@ from torchtailor.surgery.cut_document import (
 from torchtailor.trees.artifact.drops import DroppedFile, Drops, ReadCode, ReadHead, default_rules
 from torchtailor.trees.artifact.libraries import is_shared_name
 from torchtailor.trees.wheels.name import HOST
+from torchtailor.workload.caches import Caches
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
 
@@ -113,6 +114,7 @@ class Cut:
     drop: tuple[str, ...] = ()  # names of rules for files that are left out, besides those that always count
     workload: TracedWorkload | None = None  # what stays in place of what the targets can run; the rest goes to packs
     packs: Path | None = None  # the folder for packs; None means beside the libraries
+    caches: Caches | None = None  # compile caches that programs start with
     drop_unopened: bool = False  # leave out files that the workload never opened
     index_modules: bool = False  # modules that the workload imported in one file a package too
     no_pack: bool = False  # make none: what the workload does not use is gone
@@ -152,6 +154,11 @@ class Cut:
             raise UsageError(
                 "--split cannot be combined with --workload, --recompress or --keep-ptx: it moves all code as it is.",
                 "Leave them out, or cut without --split.",
+            )
+        if self.caches and (self.split or self.drop_unopened):
+            raise UsageError(
+                "--bake-caches does not go with --split and --drop-unopened: torch names its caches by its sources.",
+                "Cut first, record --caches with what was cut, and bake them with a second cut.",
             )
         self._check_pages()
         if self.packs and ":" in str(self.packs.absolute()):
@@ -342,6 +349,7 @@ class Cut:
                 drop_unopened=self.drop_unopened,
                 index_modules=self.index_modules,
                 driver=None if self.recompress else self.driver,
+                caches=self.caches.digest if self.caches else None,
                 host_pages=PagesPolicy(self.pages.value, self.gap, self.debuggable, self.pack_compress.value)
                 if self.pages is not HostPages.KEEP
                 else None,

@@ -57,6 +57,7 @@ class PolicyDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     drop_unopened: Annotated[bool, Meta(description="true: files that the workload never opened went")] = False
     index_modules: Annotated[bool, Meta(description="true: imported modules are in one file a package too")] = False
     driver: Annotated[str | None, Meta(description="the oldest that the result must run on")] = None
+    caches: Annotated[str | None, Meta(description="the digest of compile caches that were added")] = None
     host_pages: Annotated[PagesPolicy | None, Meta(description="pages of libraries that went to packs")] = None
 
 

@@ -13,6 +13,7 @@ from torchtailor.catalog import load_catalog
 from torchtailor.code.gpucode.targets import NO_GPU, Targets
 from torchtailor.core.errors import UsageError
 from torchtailor.surgery.cut import DEFAULT_GAP, DEFAULT_LEVEL, Cut, HostPages, PackCompression
+from torchtailor.workload.caches import Caches, read_caches
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
@@ -30,6 +31,7 @@ def with_choices(
     drop: Iterable[str] = (),
     host_pages: str | HostPages | None = None,
     pack_compress: str | PackCompression | None = None,
+    caches: Path | str | Caches | None = None,
     **others: Any,
 ) -> Cut:
     """The cut with these choices; `workload` are the files of traces, or what was read from them."""
@@ -43,6 +45,8 @@ def with_choices(
         others["host_pages"] = HostPages.of(host_pages) if isinstance(host_pages, str) else host_pages
     if pack_compress is not None:
         others["pack_compress"] = PackCompression.of(pack_compress) if isinstance(pack_compress, str) else pack_compress
+    if caches is not None:
+        others["caches"] = caches if isinstance(caches, Caches) else read_caches(Path(caches))
     return replace(cut, workload=workload or cut.workload, drop=tuple(drop) or cut.drop, **others)
 
 
@@ -89,6 +93,7 @@ def chosen_in(cut: Cut) -> dict[str, Any]:
         "debuggable": cut.debuggable or None,
         "pack_compress": cut.pack_compress.value if cut.pack_compress is not PackCompression.NONE else None,
         "drop_unopened": cut.drop_unopened or None,
+        "bake_caches": cut.caches and cut.caches.digest[:7],
         "index_modules": cut.index_modules or None,
         "drop": ",".join(sorted(cut.drop)) or None,
     }

@@ -22,6 +22,7 @@ from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.caches import baked_caches
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, place_jobs, stage
 from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal, changes_in_force, reconcile
@@ -48,7 +49,9 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         indexes = tuple(made.index for made in module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
-        return replace(_result(plan, [*done, *skipped], plan.dropped.values(), (), options), module_indexes=indexes)
+        baked = tuple(made.caches for made in baked_caches(plan.tree, options))
+        outcome = _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
+        return replace(outcome, module_indexes=indexes, baked_caches=baked)
     check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
@@ -60,6 +63,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         known = {path: chain[-1].state_after for path, chain in chains.items()}
         changes = InPlace(journal, plan.tree, options.document, known)
         try:
+            caches = baked_caches(plan.tree, options)
             done = list(_cut_all(jobs, changes.replace_library, stripped, options, progress))
             outcome = _result(plan, [*done, *skipped], (), (), options)
             if not outcome.useless_for_target:
@@ -67,7 +71,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
                 dropped, notes = changes.leave_out(plan, options, progress)
                 indexes = changes.add_indexes(module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
                 outcome = _result(plan, [*done, *skipped], dropped, notes, options)
-                outcome = replace(outcome, module_indexes=indexes)
+                outcome = replace(outcome, module_indexes=indexes, baked_caches=changes.add_caches(caches))
         except BaseException:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report
                 changes.settle()

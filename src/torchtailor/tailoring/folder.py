@@ -7,6 +7,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from torchtailor.code.binary.elf import ElfFile
@@ -29,6 +30,7 @@ from torchtailor.core.progress import Progress, followed
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult
+from torchtailor.tailoring.caches import baked_caches
 from torchtailor.tailoring.left_out import distinct, for_pythonpath, stand_ins
 from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
@@ -117,7 +119,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
-            for_gpus, indexes = without.stand_ins(asking_in(tree)), module_indexes(tree, options, dropped)
+            for_gpus = without.stand_ins(asking_in(tree))
+            indexes, baked = module_indexes(tree, options, dropped), baked_caches(tree, options)
             after += sum(one.size for one in for_gpus)
             whole = TailorResult(
                 ArtifactKind.FOLDER,
@@ -136,15 +139,17 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 gone_packages=without.names,
                 changed_requirements=without.changed_requirements,
                 module_indexes=tuple(made.index for made in indexes),
+                baked_caches=tuple(made.caches for made in baked),
             )
             if options.dry_run or whole.useless_for_target:
                 return whole
             copy.link_second_names()
-            by_name = sorted(jobs, key=lambda job: job.name)
-            added = [file for job in by_name for file in job.added(tree, results[job.name])]
-            added += [*distinct(stand_ins(tree, dropped).values()), *(one.file for one in for_gpus)]
-            added += [*without.new_metadata(tree), *distinct([made.files for made in indexes], added)]
-            added += for_pythonpath(tree, added)
+            added = [
+                file for job in sorted(jobs, key=attrgetter("name")) for file in job.added(tree, results[job.name])
+            ]
+            beside = [*stand_ins(tree, dropped).values(), *((one.file,) for one in for_gpus)]
+            added += distinct([*beside, *(one.files for one in indexes), *(one.files for one in baked)], added)
+            added += [*without.new_metadata(tree), *for_pythonpath(tree, added)]
             for file in added:
                 file.put((target / file.path).parent)
             remove_empty(target, without.gone)
@@ -169,6 +174,7 @@ def _manifest(whole: TailorResult, options: Cut) -> bytes:
         stand_ins=whole.stand_ins,
         changed_requirements=whole.changed_requirements,
         indexes=whole.module_indexes,
+        caches=whole.baked_caches,
     )
 
 

@@ -15,6 +15,7 @@ from torchtailor.core.trust import inside
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.caches import BakedCaches, MadeCaches
 from torchtailor.tailoring.delta import write_whole
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, removed_name, stamp_of
 from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
@@ -172,21 +173,33 @@ class InPlace:
         """Put indexes of modules in place, but where a package brought its own."""
         new = []
         for one in made:
-            index, *others = one.files
+            index = one.files[0]
             owner = next(iter(self.tree.owners.get(index.path, ())), None)
             if owner and index.path not in self.known:
                 continue
             new.append(one.index)
-            name, rows = PurePosixPath(index.owner).name, tuple(map(AddedFile.of, others))
-            said: dict[str, Any] = {"library": None, "index": plain(one.index), "added": rows}
-            self.journal.add(Change(index.path, (name,), None, index.state, "", self.document, **said))
-            status = (self.journal.site / index.owner).stat()
-            for file in reversed(one.files):  # the index is the newest
-                place = inside(self.journal.site, file.path)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(place, file.read(), mode=0o644, owner=status, durable=True)
-            self.known[index.path] = index.state
+            self._add(one.files, index=plain(one.index))
         return tuple(new)
+
+    def add_caches(self, made: Iterable[MadeCaches]) -> tuple[BakedCaches, ...]:
+        """Put compile caches in place, where they are not there yet."""
+        new = [one for one in made if self.known.get(one.files[0].path) != one.files[0].state]
+        for one in new:
+            self._add(one.files, caches=plain(one.caches))
+        return tuple(one.caches for one in new)
+
+    def _add(self, files: Sequence[NewFile], **row: Any) -> None:
+        """Put a file in place that has a row of its own, and others that come with it."""
+        first, *others = files
+        name, rows = PurePosixPath(first.owner).name, tuple(map(AddedFile.of, others))
+        said: dict[str, Any] = {"library": None, "added": rows, **row}
+        self.journal.add(Change(first.path, (name,), None, first.state, "", self.document, **said))
+        status = (self.journal.site / first.owner).stat()
+        for file in reversed(files):  # an index is the newest
+            place = inside(self.journal.site, file.path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, file.read(), mode=0o644, owner=status, durable=True)
+        self.known[first.path] = first.state
 
     def _uninstall(self, dist_info: str, names: Sequence[str]) -> Sequence[str]:
         """Remove a dist-info folder at once: without some of its files nobody knows what it is."""

@@ -309,6 +309,11 @@ def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
 def _tailor_one(task: TailorTask, options: Cut, progress: Progress | None) -> TailorResult | TailorFailure:
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     try:
+        if options.caches and task.kind in functions:
+            raise UsageError(
+                f"--bake-caches is for environments, folders of packages and images, and {task.source.name} is none.",
+                "Use --env, or leave it out.",
+            )
         artifact = open_artifact(task.source)
         if what := artifact.never_cut:
             return TailorFailure(task.source, ImpossibleError(*not_cut(task.source.name, f"is {what}")))

@@ -24,6 +24,7 @@ from torchtailor.core.errors import BadInputError
 from torchtailor.core.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.surgery.cut import GPU_ONLY
 from torchtailor.surgery.cut_document import CutDocument
+from torchtailor.tailoring.caches import BakedCaches
 from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import StandInDocument, added_json, environment_manifest
 from torchtailor.tailoring.module_index import ModuleIndex
@@ -82,11 +83,13 @@ class Change:
     added: tuple[AddedFile, ...] = ()
     stand_in: dict[str, Any] | None = None  # the row of a library in the place of one of NVIDIA's
     index: dict[str, Any] | None = None  # the row of an index of modules
+    caches: dict[str, Any] | None = None  # the row of compile caches
     requirements: dict[str, str | None] | None = None  # of METADATA: what is left of each that changed
     moved: MovedPath | None = None  # where a file, or a whole folder, lies now
 
     def __post_init__(self) -> None:
         rows = {_Library: self.library, _Dropped: self.dropped, StandInDocument: self.stand_in, ModuleIndex: self.index}
+        rows[BakedCaches] = self.caches
         said = [(kind, row) for kind, row in rows.items() if row is not None]
         what = len(said) + (self.requirements is not None) + (self.moved is not None)
         if what != 1 or (self.after is None and not self.dropped and not self.moved):
@@ -105,7 +108,7 @@ class Change:
     @property
     def is_new(self) -> bool:
         """Whether it may have had no file before."""
-        return bool(self.stand_in or self.index)
+        return bool(self.stand_in or self.index or self.caches)
 
     @property
     def of_no_use(self) -> bool:
@@ -299,6 +302,7 @@ def _update_distribution(
             [chain[-1].stand_in for chain in in_force if chain[-1].stand_in],
             {text: left for chain in in_force for text, left in (chain[-1].requirements or {}).items()},
             [chain[-1].index for chain in in_force if chain[-1].index],
+            [chain[-1].caches for chain in in_force if chain[-1].caches],
         )
         name, version = one.metadata.name, one.metadata.version
         moved = [chain[-1].moved for chain in in_force if chain[-1].moved]

@@ -24,9 +24,9 @@ from torchtailor.workload.moved_modules import MODULES, NAMES, PACK_OF_MODULES, 
 
 HOOK = "modules.py"
 # A line of a .pth file is run by `site`, which calls the folder that it is in `sitedir`.
-_START_LINE = (
+START_LINE = (
     "import os; moved = os.path.join(sitedir, '{place}'); os.path.isfile(moved) and "
-    "exec(open(moved, 'rb').read(), {{'__name__': 'torchtailor_moved_modules', '__file__': moved}})\n"
+    "exec(open(moved, 'rb').read(), {{'__name__': '{name}', '__file__': moved}})\n"
 )
 INDEX_LINE = (
     "import os; moved = os.path.join(sitedir, '{place}'); import sys; "
@@ -107,7 +107,7 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
         modules = {posixpath.relpath(tree.installed(path), package.site): path for path in own}
         pack = _zipped((name, tree.source(path)) for name, path in modules.items())
         name = f"{folder}/{MODULES}{hashlib.sha256(pack).hexdigest()[:8]}{PACK_OF_MODULES}"
-        start = _START_LINE.format(place=f"{folder}/{HOOK}").encode()
+        start = START_LINE.format(place=f"{folder}/{HOOK}", name="torchtailor_moved_modules").encode()
         files = {
             name: pack,
             f"{name.removesuffix(PACK_OF_MODULES)}{NAMES}": list_of_names(posixpath.basename(name), modules),
@@ -139,7 +139,7 @@ def _zipped(modules: Iterable[tuple[str, bytes]]) -> bytes:
 def is_stand_in(path: Path) -> bool:
     """Whether a file is one of these."""
     try:
-        start = {".py": _START, ".pth": _START_LINE.partition("{")[0]}.get(path.suffix)
+        start = {".py": _START, ".pth": START_LINE.partition("{")[0]}.get(path.suffix)
         return start is not None and path.read_bytes()[: len(start)] == start.encode()
     except OSError:
         return False

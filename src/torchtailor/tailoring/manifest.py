@@ -15,6 +15,7 @@ from torchtailor.core.version import __version__
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
+from torchtailor.tailoring.caches import BakedCaches
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.module_index import ModuleIndex
 from torchtailor.tailoring.moved_paths import MovedPath
@@ -36,12 +37,15 @@ def manifest(
     stand_ins: Sequence[GpuStandIn] = (),
     changed_requirements: Mapping[str, str | None] | None = None,
     indexes: Iterable[ModuleIndex] = (),
+    caches: Iterable[BakedCaches] = (),
 ) -> bytes:
     """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
     settings = options.document
     if label:
         settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
-    more = added_json(map(stand_in_json, stand_ins), changed_requirements or {}, map(plain, indexes))
+    more = added_json(
+        map(stand_in_json, stand_ins), changed_requirements or {}, map(plain, indexes), map(plain, caches)
+    )
     rows = map(library_json, libraries)
     return _encode({**plain(settings), **more}, source, output, rows, map(plain, dropped), moved)
 
@@ -190,13 +194,15 @@ def added_json(
     stand_ins: Iterable[Mapping[str, Any]],
     changed_requirements: Mapping[str, str | None],
     indexes: Iterable[Mapping[str, Any]] = (),
+    caches: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What replaces the packages that are for a GPU only, what is left of the requirements of them, and indexes of
-    modules."""
+    """What replaces the packages that are for a GPU only, what is left of the requirements of them, indexes of
+    modules, and compile caches."""
     said = {
         "stand_ins": list(stand_ins),
         "changed_requirements": dict(changed_requirements),
         "module_indexes": list(indexes),
+        "baked_caches": list(caches),
     }
     return {name: value for name, value in said.items() if value}
 

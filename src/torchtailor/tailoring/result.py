@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from torchtailor.core.documents import Bytes, document
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.caches import BakedCaches
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
 from torchtailor.tailoring.module_index import ModuleIndex
@@ -67,6 +68,7 @@ class TailorResult:
     changed_requirements: Mapping[str, str | None] = field(default_factory=dict)  # without a GPU; None: it is gone
     gone_packages: tuple[str, ...] = ()  # that only a GPU needs
     module_indexes: tuple[ModuleIndex, ...] = ()
+    baked_caches: tuple[BakedCaches, ...] = ()
     not_needed: bool = False  # a package that is for a GPU only: there is no output
 
     @property
@@ -76,7 +78,7 @@ class TailorResult:
     @property
     def differs(self) -> bool:
         """Whether the output is another one than the input: something was cut, left out or added."""
-        added = self.moved_files or self.stand_ins or self.module_indexes
+        added = self.moved_files or self.stand_ins or self.module_indexes or self.baked_caches
         return bool(self.changed or self.dropped_files or added or self.changed_requirements)
 
     @property
@@ -144,6 +146,7 @@ class TailorResult:
             changed_requirements=self.changed_requirements or UNSET,
             gone_packages=self.gone_packages or UNSET,
             module_indexes=self.module_indexes or UNSET,
+            baked_caches=self.baked_caches or UNSET,
             pack_wheels=self.pack_wheels or UNSET,
         )
 
@@ -175,4 +178,5 @@ class TailoredInput(Struct):
     changed_requirements: ChangedRequirements = UNSET
     gone_packages: GonePackages = UNSET
     module_indexes: tuple[ModuleIndex, ...] | UnsetType = UNSET
+    baked_caches: tuple[BakedCaches, ...] | UnsetType = UNSET
     pack_wheels: Annotated[tuple[PackWheel, ...], Meta(description="of a split")] | UnsetType = UNSET

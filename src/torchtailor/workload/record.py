@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import IO
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.core.disk import CACHE_VARIABLE, cache_folder, disk_errors, is_free, write_atomically
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
+from torchtailor.workload.caches import Caches, GpusAndDriver, caching_environment, note_caches
 from torchtailor.workload.events import PAGES_SUFFIX, make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
 from torchtailor.workload.moved_modules import INDEX_VARIABLE
@@ -40,9 +41,16 @@ class RecordedRun:
 
     trace: Trace
     exit_code: int
+    caches: Caches | None = None
 
 
-def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> RecordedRun:
+def record_program(
+    command: Sequence[str],
+    *,
+    stdout: IO[str] | None = None,
+    caches: Path | None = None,
+    machine: Callable[[], GpusAndDriver] = lambda: ((), ""),
+) -> RecordedRun:
     """Run a program to its end; its input, output (unless `stdout` is given) and signals are its own."""
     if not command:
         raise UsageError(
@@ -51,11 +59,12 @@ def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> 
     check_startable(command[0])
     # What the program leaves running in the background may still write to the folder.
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-", ignore_cleanup_errors=True) as folder:
-        environment = recording_environment(Path(folder))
+        environment = recording_environment(Path(folder)) | (caching_environment(caches) if caches else {})
         code = run_program(command, environment, stdout)
         _wait_for_pages(Path(folder))
         events = read_events(Path(folder).iterdir())
-        return RecordedRun(make_trace(events, [shlex.join(command)], _import_roots()), code)
+        kept = note_caches(caches, events.opened, machine) if caches else None
+        return RecordedRun(make_trace(events, [shlex.join(command)], _import_roots()), code, kept)
 
 
 def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tests.unit.building.stack import FAT, fill
 from tests.unit.fetch.serving import Site, serve
 from tests.unit.oci.builder import stock, tar_of
 from tests.unit.oci.test_cut import BASE, package
+from tests.unit.tailoring.test_caches import made
 from torchtailor.catalog import TorchArch
 from torchtailor.cli import main
 from torchtailor.cli._cut import OPTIONS, REFUSED, takes_cut
@@ -65,6 +66,7 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"host_pages": {"left": "code", "gap": 8192, "debuggable": False, "packs": "zstd"}},
     ),
     "drop_unopened": (["--workload", "app.trace", "--drop-unopened"], {"drop_unopened": True}),
+    "bake_caches": (["--bake-caches", "caches"], {}),
     "index_modules": (["--workload", "app.trace", "--index-modules"], {"index_modules": True}),
 }
 
@@ -116,6 +118,8 @@ def test_it_has_its_effect_or_is_refused_with_its_reason(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "libx.so").write_bytes(FAT)
     write_trace(tmp_path / "app.trace", TRACE)
+    if option == "bake_caches":
+        made(tmp_path / "caches")
     code = main(line(command, option, index, image))
     said = capsys.readouterr()
     document = json.loads(said.out)
@@ -133,6 +137,9 @@ def test_it_has_its_effect_or_is_refused_with_its_reason(
         assert document["error"] == f"{first.written} is not for `{command}`: {reason[0]}."
         assert document["hint"] == reason[1]
         assert name in WORDS[option][0]
+        return
+    if option == "bake_caches":  # what it does where there is torch: tests/unit/tailoring/test_caches.py
+        assert code in (ExitCode.USAGE, ExitCode.NO_MATCH) and "torch" in said.out + said.err
         return
     assert code == ExitCode.OK, said.err
     if command == "ci":

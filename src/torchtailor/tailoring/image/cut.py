@@ -35,6 +35,7 @@ from torchtailor.oci.transports.base import Document, ImageDestination, ImageSou
 from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import UNOPENED, Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.caches import MadeCaches, baked_caches
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.cold import LABEL, ColdPack, attachment_of, packed_cold, packs_label
 from torchtailor.tailoring.image.libraries import ImageLibraries
@@ -391,6 +392,7 @@ class _OneImage:
             self.for_gpus,
             self.modules,
             self.indexes,
+            self.baked,
         ):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
@@ -495,7 +497,12 @@ class _OneImage:
                 self.libraries.apart.append(replace(file, content=place))
             elif self.tailoring.packs:
                 file.put(self.tailoring.packs / PurePosixPath(file.path).parent.name)
+        new += distinct([made.files for made in self.baked], new)
         return [file for file in new if file not in packs]
+
+    @cached_property
+    def baked(self) -> tuple[MadeCaches, ...]:
+        return baked_caches(self.packages, self.tailoring)
 
     def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
         layer = self.manifest.layers[number]
@@ -611,6 +618,7 @@ class _OneImage:
             self.for_gpus,
             self.without.changed_requirements,
             tuple(made.index for made in self.indexes),
+            tuple(made.caches for made in self.baked),
             droppable,
             twice[:_MOST_NAMED],
             sum(file.wasted for file in twice),

@@ -15,6 +15,7 @@ from torchtailor.core.format import counted, printable
 from torchtailor.oci.filesystem import Content, LayerFile
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
+from torchtailor.tailoring.caches import MadeCaches
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, GpuStandIn
 from torchtailor.tailoring.image.survey import ImageSurvey, PackageText
 from torchtailor.tailoring.manifest import added_json, environment_manifest, library_json, stand_in_json
@@ -162,6 +163,7 @@ class Packages:
         for_gpus: Sequence[GpuStandIn],
         modules: Sequence[NewFile],
         indexes: Sequence[MadeIndex],
+        baked: Sequence[MadeCaches],
     ) -> Iterator[RecordUpdate]:
         """The RECORDs of a layer that change, and what is written beside each."""
         for text in self.of_layer(layer, left_out):
@@ -193,7 +195,8 @@ class Packages:
                 changes |= new_rows([*beside, *instead, *own_modules, *(one.file for one in own_for_gpus)], package)
                 required = without.requirements.get(text.dist_info, {})
                 own_indexes = [plain(made.index) for made in indexes if made.files[0] in own_modules]
-                more = added_json(map(stand_in_json, own_for_gpus), required, own_indexes)
+                own_caches = [plain(made.caches) for made in baked if made.files[0] in own_modules]
+                more = added_json(map(stand_in_json, own_for_gpus), required, own_indexes, own_caches)
                 name, version = package.metadata.name, package.metadata.version
                 said = environment_manifest(options.document, name, version, libraries, dropped, more)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"

@@ -14,6 +14,7 @@ from torchtailor.core.format import printable
 from torchtailor.oci.compression import WrittenLayer
 from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.caches import BakedCaches
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.options import ImageOptions
 from torchtailor.tailoring.manifest import LibraryDocument, StandInDocument, library_document
@@ -89,6 +90,7 @@ class ImageResult:
     stand_ins: tuple[GpuStandIn, ...] = ()  # for libraries of these
     changed_requirements: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     module_indexes: tuple[ModuleIndex, ...] = ()
+    baked_caches: tuple[BakedCaches, ...] = ()
     droppable: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # by rule: files and bytes
     doubled: tuple[DoubledFile, ...] = ()  # the largest
     wasted: int = 0  # bytes of all that are in more than one layer
@@ -219,6 +221,7 @@ class PlatformImage(Struct):
     gone_packages: GonePackages = UNSET
     stand_ins: tuple[StandInDocument, ...] | UnsetType = UNSET
     module_indexes: tuple[ModuleIndex, ...] | UnsetType = UNSET
+    baked_caches: tuple[BakedCaches, ...] | UnsetType = UNSET
     changed_requirements: ChangedRequirements = UNSET
 
 
@@ -250,6 +253,7 @@ def _platform(image: ImageResult) -> PlatformImage:
         gone_packages=image.gone_packages or UNSET,
         stand_ins=image.stand_ins or UNSET,
         module_indexes=image.module_indexes or UNSET,
+        baked_caches=image.baked_caches or UNSET,
         changed_requirements=image.changed_requirements or UNSET,
         droppable=[DroppableFiles(rule, files, size) for rule, (files, size) in image.droppable.items()],
     )
