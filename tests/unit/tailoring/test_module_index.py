@@ -287,6 +287,9 @@ def test_in_a_folder(tmp_path: Path, stock: Path) -> None:
     tailor_folder(stock, tmp_path / "out", chosen())
     check_records(tmp_path / "out")
     assert indexed(tmp_path / "out", "demo", "demo.sub.deep", "demo.cold") == [True, True, False]
+    line = [sys.executable, "-c", f"import demo.sub.deep{FROM_INDEX}print(from_index('demo'))"]
+    on_path = {"PYTHONPATH": str(tmp_path / "out")}
+    assert subprocess.run(line, capture_output=True, text=True, check=True, env=on_path).stdout == "True\n"
 
 
 def test_in_a_wheel(tmp_path: Path, wheel: Path) -> None:
