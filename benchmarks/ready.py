@@ -5,8 +5,9 @@ Run: sudo .venv/bin/python benchmarks/ready.py oci:FOLDER:NAME [--options "--gpu
 
 The image is pushed to a docker-registry on this machine, as it is and cut: for the options alone, and with the trace
 with `--cold layer` and `--cold artifact`. Each is then pulled through a limit on the bytes of all connections together
-(skopeo), unpacked (umoci), and COMMAND runs in a chroot of it. The clock stops at its first line of output. The packs
-of the artifact are pulled while it runs, and it waits for those that it needs (TORCHTAILOR_PACK_WAIT).
+(skopeo), unpacked (umoci), and COMMAND runs in a chroot of it, with /proc and /dev. The clock stops at its first line of
+output. The packs of the artifact are pulled while it runs, and it waits for those that it needs
+(TORCHTAILOR_PACK_WAIT).
 Needs root, for umoci and chroot, and docker-registry, skopeo and umoci, which Debian has.
 """
 
@@ -29,6 +30,9 @@ from pathlib import Path
 TORCHTAILOR = Path(sys.executable).with_name("torchtailor")
 PIECE = 1 << 16
 LAST = "artifact"
+ENTER = """PATH=$PATH:/usr/sbin:/sbin root=$1; shift
+mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" && exec chroot "$root" "$@"
+"""
 
 
 class Limit:
@@ -119,8 +123,7 @@ def ready(port: int, variant: str, command: list[str], folder: Path) -> tuple[fl
         packs.mkdir()
         pulling = subprocess.Popen([TORCHTAILOR, "packs", "pull", name, "-o", packs], stdout=subprocess.PIPE)
         settings["TORCHTAILOR_PACK"] = "/packs"
-    chroot = shutil.which("chroot", path="/usr/sbin:/usr/bin") or "chroot"
-    line = [chroot, str(folder / "bundle/rootfs"), *command]
+    line = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(folder / "bundle/rootfs"), *command]
     with subprocess.Popen(line, env=settings, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
         assert program.stdout
         first = program.stdout.readline()
