@@ -5,8 +5,8 @@ Run: sudo .venv/bin/python benchmarks/ready.py oci:FOLDER:NAME [--options "--gpu
 
 The image is pushed to a docker-registry on this machine, as it is and cut: for the options alone, and with the trace
 with `--cold layer` and `--cold artifact`. Each is then pulled through a limit on the bytes of all connections together
-(skopeo), unpacked (umoci), and COMMAND runs in a chroot of it, with /proc and /dev. The clock stops at its first line of
-output. The packs of the artifact are pulled while it runs, and it waits for those that it needs
+(skopeo), unpacked (umoci), and COMMAND runs in a chroot of it, with /proc and /dev. The clock stops at its first line
+of output. The packs of the artifact are pulled while it runs, and it waits for those that it needs
 (TORCHTAILOR_PACK_WAIT).
 Needs root, for umoci and chroot, and docker-registry, skopeo and umoci, which Debian has.
 """
