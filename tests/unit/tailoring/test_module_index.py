@@ -286,10 +286,14 @@ def test_in_a_folder(tmp_path: Path, stock: Path) -> None:
     (stock / "libx.so").write_bytes(b"\x7fELF" + bytes(100))
     tailor_folder(stock, tmp_path / "out", chosen())
     check_records(tmp_path / "out")
-    assert indexed(tmp_path / "out", "demo", "demo.sub.deep", "demo.cold") == [True, True, False]
     line = [sys.executable, "-c", f"import demo.sub.deep{FROM_INDEX}print(from_index('demo'))"]
     on_path = {"PYTHONPATH": str(tmp_path / "out")}
     assert subprocess.run(line, capture_output=True, text=True, check=True, env=on_path).stdout == "True\n"
+    assert indexed(tmp_path / "out", "demo", "demo.sub.deep", "demo.cold") == [True, True, False]
+    assert indexed(tmp_path / "out", "demo", "demo.sub.deep") == [
+        False,
+        True,
+    ]  # Python made a __pycache__ for demo.cold
 
 
 def test_in_a_wheel(tmp_path: Path, wheel: Path) -> None:
