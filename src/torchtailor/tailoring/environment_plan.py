@@ -90,12 +90,13 @@ class EnvironmentPlan:
         tree = _EnvironmentTree(site, sizes, owners)
         without = WithoutGpu.of(tree, options)
         left_out = left_out_of(tree, options).and_also(without.gone)
-        for_gpus = without.stand_ins(asking_in(tree))
+        for_gpus, missing = without.stand_ins_and_notes(asking_in(tree))
         places = {one.path for one in for_gpus}  # also of copies of NVIDIA's libraries, and of earlier stand-ins
         dropped = {name: file for name, file in left_out.files.items() if name not in places}
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
-        notes = [f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside]
+        notes = [*missing]
+        notes += [f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside]
         owning = {owner.dist_info: owner for name in {*found, *dropped} for owner in owners.get(name, ())}
         fixed = {place: why for place, owner in owning.items() if (why := why_fixed(owner.record_path))}
         for name in dropped:

@@ -119,7 +119,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
-            for_gpus = without.stand_ins(asking_in(tree))
+            for_gpus, missing = without.stand_ins_and_notes(asking_in(tree))
             indexes, baked = module_indexes(tree, options, dropped), baked_caches(tree, options)
             after += sum(one.size for one in for_gpus)
             whole = TailorResult(
@@ -130,7 +130,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 before,
                 after,
                 options.dry_run,
-                notes=left_alone,
+                notes=(*left_alone, *missing),
                 dropped_files=tuple(dropped.values()),
                 kept_files=tuple(left_out.refused.values()),
                 moved_files=tuple(moved),

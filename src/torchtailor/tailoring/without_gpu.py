@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.core.errors import BadInputError
@@ -64,7 +65,27 @@ class WithoutGpu:
 
     def stand_ins(self, read: ReadAsking) -> tuple[GpuStandIn, ...]:
         """What comes for libraries that are not there; `read` gives the library at a path."""
-        return gpu_stand_ins([AskingPackage(package, _libraries(own, read), own) for package, own in self.staying])
+        return gpu_stand_ins(self._asking(read))
+
+    def stand_ins_and_notes(self, read: ReadAsking) -> tuple[tuple[GpuStandIn, ...], tuple[str, ...]]:
+        """The same, and a note for each package whose libraries leave without a place for a stand-in."""
+        asking = self._asking(read)
+        made = gpu_stand_ins(asking)
+        there = {PurePosixPath(path).name for one in asking for path in one.files} | {one.name for one in made}
+        leaving = {PurePosixPath(path).name for path in self.gone} - there
+        missing = {
+            one.package.metadata.name: leaving.intersection(name for each in one.libraries for name in each.needed)
+            for one in asking
+        }
+        return made, tuple(
+            f"{name} may not load: it needs {', '.join(sorted(names))}, and its libraries do not look for that where a"
+            " stand-in could lie."
+            for name, names in missing.items()
+            if names
+        )
+
+    def _asking(self, read: ReadAsking) -> list[AskingPackage]:
+        return [AskingPackage(package, _libraries(own, read), own) for package, own in self.staying]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,8 +9,11 @@ import pytest
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.code.binary.symbols import NeededSymbol, dynamic_symbols
+from torchtailor.surgery.cut import GPU_ONLY
 from torchtailor.tailoring.gpu_stand_ins import AskingLibrary, AskingPackage, GpuStandIn, gpu_stand_ins
 from torchtailor.tailoring.tree import Package
+from torchtailor.tailoring.without_gpu import WithoutGpu
+from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.wheels.metadata import Metadata
 
 TORCH = Package(Metadata("torch", "2.15.0", "", (), ()), "torch-2.15.0.dist-info")
@@ -78,3 +81,16 @@ def test_it_is_where_the_dynamic_linker_looks(run_path: str, folder: str | None)
 def test_the_driver_and_the_cuda_runtime_are_not_replaced() -> None:
     needed = ("libcuda.so.1", "libnvidia-ml.so.1", "libcudart.so.12", "libcudart.so.13")
     assert made(replace(CUDA, needed=needed)) == {}
+
+
+def test_a_library_that_leaves_without_a_place_for_a_stand_in_is_noted() -> None:
+    """faiss-gpu-cu12 looks for cuBLAS through its package, and could not be imported after the cut."""
+    paths = [f"nvidia/lib/{name}" for name in ("libcusparse.so.12", "libnccl.so.2")]
+    gone = {path: DroppedFile(path, GPU_ONLY, 9) for path in paths}
+    for run_path, left in (("", ["libcusparse.so.12", "libnccl.so.2"]), ("$ORIGIN", [])):
+        without = WithoutGpu(gone=gone, staying=((TORCH, (CUDA.path,)),))
+        library = replace(CUDA, run_path=run_path)
+        _, notes = without.stand_ins_and_notes({CUDA.path: library}.get)
+        assert [note.partition(" may not load: it needs ")[2].partition(", and ")[0] for note in notes] == (
+            [", ".join(left)] if left else []
+        )
