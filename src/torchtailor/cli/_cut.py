@@ -228,7 +228,7 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
 
 
 def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Iterator[str]:
-    """What --index-modules made."""
+    """What --index-modules made, and what --bake-caches brought."""
     from torchtailor.core.format import counted, human_bytes
 
     if made := result.module_indexes:
@@ -238,6 +238,9 @@ def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Ite
             f"{counted(modules, 'module')} of {counted(len(made), 'package')} in {counted(len(made), 'file')} of {size}"
         )
         yield f"{'Would index' if dry_run else 'Indexed'} {what}, for Python {pythons}."
+    for one in result.baked_caches:
+        what = f"{counted(one.files, 'file')} of compile caches ({human_bytes(one.size)})"
+        yield f"Programs {'would start' if dry_run else 'start'} with {what}."
 
 
 def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:

@@ -15,6 +15,7 @@ import pytest
 from tests.unit.oci.builder import read_image, stock, tar_of
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.cli import main
 from torchtailor.core.errors import BadInputError, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.image.cut_image import cut_image
@@ -89,6 +90,15 @@ def test_programs_start_with_a_copy_of_their_own(tmp_path: Path, site: Path) -> 
     assert again.baked_caches == ()
     restore_environment(site)
     assert tree(site) == before
+
+
+def test_what_was_baked_is_said(tmp_path: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tailor", "--env", str(site), "--gpu", "9.0", "--bake-caches", str(made(tmp_path / "caches"))]
+    before = tree(site)
+    assert main([*words, "--dry-run"]) == 0 and tree(site) == before
+    assert "Programs would start with 2 files of compile caches" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "Programs start with 2 files of compile caches" in capsys.readouterr().out
 
 
 def test_another_user_cannot_bring_caches(tmp_path: Path, site: Path) -> None:
