@@ -210,6 +210,19 @@ class Policy:
         return needed
 
 
+def read_ahead(policies: Iterable[Policy], containers: Sequence[CodeContainer], kernels: Kernels) -> Kernels:
+    """All names that these policies ask for, read in the order of the file: a wheel's bytes unpack forward only."""
+    asked: set[Image] = set()
+
+    def note(image: Image) -> frozenset[str]:
+        asked.add(image)
+        return frozenset()
+
+    for policy in policies:
+        policy.keep(containers, note)  # whatever the names are, it asks for the same
+    return {image: kernels(image) for image in sorted(asked, key=lambda image: image.offset)}.__getitem__
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
     """What the architectures of one container mean for the targets."""

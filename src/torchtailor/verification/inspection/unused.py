@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 
 import msgspec
 
@@ -14,7 +14,7 @@ from torchtailor.catalog import Capability, CodeKind, TorchArch, load_catalog
 from torchtailor.code.binary.source import ByteSource
 from torchtailor.code.gpucode.fatbin import Image, codes_of
 from torchtailor.code.gpucode.kernels import kernel_names
-from torchtailor.code.gpucode.policy import Policy
+from torchtailor.code.gpucode.policy import Policy, read_ahead
 from torchtailor.code.gpucode.scan import FoundContainer, LibraryCode, Reference
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.core.documents import Bytes
@@ -94,13 +94,14 @@ class CodeUse(msgspec.Struct, frozen=True):
 def code_use(source: ByteSource, library: str, code: LibraryCode) -> CodeUse:
     """Ask for each GPU of the catalog what a cut for it would keep; what none keeps is unused."""
     catalog = load_catalog()
-    names = cache(partial(kernel_names, source))  # several GPUs could load the same image
-    policies: list[Policy] = []
+    policies = {
+        device: Policy(Targets((TorchArch(device),)), catalog.rules).for_library(library, code.soname)
+        for device in sorted(catalog.gpus)
+    }
+    names = read_ahead(policies.values(), code.containers, partial(kernel_names, source))
     loaded: list[Loaded] = []
     used: set[int] = set()
-    for device in sorted(catalog.gpus):
-        policy = Policy(Targets((TorchArch(device),)), catalog.rules).for_library(library, code.soname)
-        policies.append(policy)
+    for device, policy in policies.items():
         kept = policy.keep(code.containers, names)
         if device not in kept.served:
             continue
@@ -113,7 +114,7 @@ def code_use(source: ByteSource, library: str, code: LibraryCode) -> CodeUse:
     for container in code.containers:
         for image in container.images if container.can_be_cut else ():
             if id(image) not in used:
-                counted = unused.setdefault((image.label, _why(image, container, policies)), [0, 0])
+                counted = unused.setdefault((image.label, _why(image, container, policies.values())), [0, 0])
                 counted[0] += 1
                 counted[1] += image.stored_size
     return CodeUse(
