@@ -23,6 +23,7 @@ from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
 REFUSED = "NVIDIA's own, unchanged without --nvidia"
+_NAMES_CACHES = "Triton names its caches by the bytes of this library; without --bake-caches it is cut"
 
 
 def is_library(file: LibraryFile) -> bool:
@@ -84,6 +85,8 @@ class LibraryJob:
         save. Of a program only GPU code is cut, and none goes to a pack. `sha256` is that of the source, where the
         caller knows it.
         """
+        if self.options.caches and self.options.caches.are_named_by(self.name):
+            return LibraryResult.not_read(LibraryStatus.SKIPPED, self.name, self.source.stat().st_size, _NAMES_CACHES)
         try:
             if is_shared_name(self.name):
                 return self.cut_strictly(durable=durable, sha256=sha256)

@@ -43,12 +43,17 @@ class CompileCache(msgspec.Struct, frozen=True):
 
 
 class _Table(msgspec.Struct, frozen=True):
+    named_by: tuple[str, ...]
     cache: tuple[CompileCache, ...]
 
 
 @cache
+def _table() -> _Table:
+    return read_table("workload", "caches.toml", _Table)
+
+
 def compile_caches() -> tuple[CompileCache, ...]:
-    return read_table("workload", "caches.toml", _Table).cache
+    return _table().cache
 
 
 class MadeFor(msgspec.Struct, frozen=True):
@@ -94,6 +99,10 @@ class Caches:
         return hashlib.sha256(
             "".join([str(self.folder.resolve()), *lines]).encode(errors="surrogateescape")
         ).hexdigest()
+
+    def are_named_by(self, library: str) -> bool:
+        """Whether programs look for these caches by the bytes of a library, which has to stay as it is."""
+        return bool(self.made_for.triton) and any(f"/{library}".endswith(f"/{name}") for name in _table().named_by)
 
     @property
     def size(self) -> int:

@@ -92,6 +92,22 @@ def test_programs_start_with_a_copy_of_their_own(tmp_path: Path, site: Path) -> 
     assert tree(site) == before
 
 
+def test_the_library_that_names_caches_stays_as_it_is(tmp_path: Path, site: Path, fat: bytes) -> None:
+    """Seen on an H200: kernels were compiled again, because Triton's key has the hash of its library."""
+    files = {"triton/__init__.py": b"", "triton/_C/libtriton.so": fat, "triton/_C/libother.so": fat}
+    install(build_wheel(tmp_path, files, name="triton", version="3.6.0"), site)
+    folder = made(tmp_path / "caches")
+    (tmp_path / "of-caches/site-packages/triton-3.6.0.dist-info").mkdir()
+    (tmp_path / "of-caches/site-packages/triton-3.6.0.dist-info/METADATA").write_text("Name: triton\nVersion: 3.6.0\n")
+    note_caches(folder, [f"{tmp_path}/of-caches/site-packages/torch/version.py"], lambda: (("9.0",), "580.65"))
+    result = tailor_environment(site, options(caches=read_caches(folder)))
+    assert {one.path for one in result.changed} == {"torch/lib/libtorch_cuda.so", "triton/_C/libother.so"}
+    assert (site / "triton/_C/libtriton.so").read_bytes() == fat
+    (kept,) = [one for one in result.libraries if one.reason]
+    assert "Triton names its caches by the bytes of this library" in kept.reason
+    check_records(site)
+
+
 def test_what_was_baked_is_said(tmp_path: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tailor", "--env", str(site), "--gpu", "9.0", "--bake-caches", str(made(tmp_path / "caches"))]
     before = tree(site)
