@@ -209,11 +209,13 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
     """What leaves with --gpu none besides GPU code, and what comes in its place."""
     from torchtailor.core.format import counted, human_bytes
     from torchtailor.surgery.cut import GPU_ONLY
-    from torchtailor.trees.wheels.no_gpu import required_name
+    from torchtailor.trees.wheels.no_gpu import is_gpu_package, required_name
 
     if files := [file for file in result.dropped_files if file.rule == GPU_ONLY]:
         size = human_bytes(sum(file.size for file in files))
-        names = ", ".join(result.gone_packages) or ", ".join(file.path.rpartition("/")[2] for file in files)
+        kept = sorted({name for one in result.stand_ins if is_gpu_package(name := one.package.metadata.name)})
+        packages = [*result.gone_packages, *(f"{name} but for its metadata" for name in kept)]
+        names = ", ".join(packages or (file.path.rpartition("/")[2] for file in files))
         leave = "Would leave" if dry_run else "Left"
         yield f"{leave} out what only a GPU needs ({counted(len(files), 'file')} of {size}): {names}."
     if added := result.stand_ins:
@@ -245,7 +247,10 @@ def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Ite
 
 def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:
     """The builds for the CPU of what was cut for machines without a GPU, where an index has one; asked in a hurry."""
-    packages = {(one.package.metadata.name, one.package.metadata.version, one.machine.arch) for one in stand_ins}
+    from torchtailor.trees.wheels.no_gpu import is_gpu_package
+
+    named = ((one.package.metadata, one.machine.arch) for one in stand_ins)
+    packages = {(said.name, said.version, arch) for said, arch in named if not is_gpu_package(said.name)}
     if not packages:
         return  # without a quarter of a second of imports
     from dataclasses import replace

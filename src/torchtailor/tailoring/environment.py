@@ -50,7 +50,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
         indexes = tuple(made.index for made in module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
         baked = tuple(made.caches for made in baked_caches(plan.tree, options))
-        outcome = _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
+        outcome = _result(plan, [*done, *skipped], [*plan.dropped.values(), *plan.replaced], (), options)
         return replace(outcome, module_indexes=indexes, baked_caches=baked)
     check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
@@ -70,7 +70,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
                 changes.without_gpu(plan, options)
                 dropped, notes = changes.leave_out(plan, options, progress)
                 indexes = changes.add_indexes(module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
-                outcome = _result(plan, [*done, *skipped], dropped, notes, options)
+                outcome = _result(plan, [*done, *skipped], [*dropped, *plan.replaced], notes, options)
                 outcome = replace(outcome, module_indexes=indexes, baked_caches=changes.add_caches(caches))
         except BaseException:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report

@@ -74,6 +74,7 @@ class EnvironmentPlan:
     moved: Mapping[MovedPath, Package]
     without: WithoutGpu
     stand_ins: tuple[GpuStandIn, ...]  # for libraries that only a GPU needs, where they are not there yet
+    replaced: tuple[DroppedFile, ...]  # the libraries that have these in their places
 
     @classmethod
     def of(cls, site: Path, options: Cut) -> EnvironmentPlan:
@@ -88,14 +89,12 @@ class EnvironmentPlan:
         }
         sizes = {name: (site / name).lstat().st_size for name in found}
         tree = _EnvironmentTree(site, sizes, owners)
-        without = WithoutGpu.of(tree, options)
+        without = WithoutGpu.of(tree, options).with_stand_ins(asking_in(tree))
         left_out = left_out_of(tree, options).and_also(without.gone)
-        for_gpus, missing = without.stand_ins_and_notes(asking_in(tree))
-        places = {one.path for one in for_gpus}  # also of copies of NVIDIA's libraries, and of earlier stand-ins
-        dropped = {name: file for name, file in left_out.files.items() if name not in places}
+        dropped = left_out.files
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
-        notes = [*missing]
+        notes = [*without.notes]
         notes += [f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside]
         owning = {owner.dist_info: owner for name in {*found, *dropped} for owner in owners.get(name, ())}
         fixed = {place: why for place, owner in owning.items() if (why := why_fixed(owner.record_path))}
@@ -103,11 +102,17 @@ class EnvironmentPlan:
             if why := next((fixed[owner.dist_info] for owner in owners.get(name, ()) if owner.dist_info in fixed), ""):
                 outside.append(name)
                 notes.append(f"{name} stays: {why}.")
-        going = {name: dropped[name] for name in dropped if name not in outside}
+        places = {one.path for one in without.stand_ins}  # also of NVIDIA's libraries, and of earlier stand-ins
+        going = {name: dropped[name] for name in dropped if name not in outside and name not in places}
         left_out, moved = moved_from(tree, FilesLeftOut(going, left_out.refused), options)
-        new = tuple(one for one in for_gpus if FileState.of(site / one.path, sizes=[one.size]) != one.file.state)
+        new = tuple(
+            one
+            for one in without.stand_ins
+            if one.path not in outside and FileState.of(site / one.path, sizes=[one.size]) != one.file.state
+        )
+        replaced = tuple(dropped[one.path] for one in new if one.path in dropped)
         kept = tuple(left_out.refused.values())
-        return cls(site, tree, found, fixed, left_out.files, kept, tuple(notes), moved, without, new)
+        return cls(site, tree, found, fixed, left_out.files, kept, tuple(notes), moved, without, new, replaced)
 
 
 def _unlisted(site: Path, installed: Iterable[InstalledDistribution], listed: Collection[str]) -> Iterator[str]:
@@ -126,7 +131,8 @@ def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[P
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[PlaceJob] = []
     skipped: list[LibraryResult] = []
-    found = {name: owners for name, owners in plan.found.items() if name not in plan.dropped}
+    gone = {*plan.dropped, *(one.path for one in plan.without.stand_ins)}
+    found = {name: owners for name, owners in plan.found.items() if name not in gone}
     links = _second_names(site, found)
     second_names = {name for names in links.values() for name in names}
     for name, owners in found.items():

@@ -95,7 +95,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
         with staging_folder(existing_parent(output.parent)) as scratch:
             target = scratch / "tree"
             tree = InstalledTree(folder, listing.sizes, owners_by_file(installed))
-            without = WithoutGpu.of(tree, options)
+            without = WithoutGpu.of(tree, options).with_stand_ins(asking_in(tree))
             left_out, moved = moved_from(tree, left_out_of(tree, options).and_also(without.gone), options)
             dropped = left_out.files
             copy = _Copy(listing, tree, target, dropped, copying=not options.dry_run)
@@ -119,9 +119,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
-            for_gpus, missing = without.stand_ins_and_notes(asking_in(tree))
             indexes, baked = module_indexes(tree, options, dropped), baked_caches(tree, options)
-            after += sum(one.size for one in for_gpus)
+            after += sum(one.size for one in without.stand_ins)
             whole = TailorResult(
                 ArtifactKind.FOLDER,
                 folder,
@@ -130,12 +129,12 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 before,
                 after,
                 options.dry_run,
-                notes=(*left_alone, *missing),
+                notes=(*left_alone, *without.notes),
                 dropped_files=tuple(dropped.values()),
                 kept_files=tuple(left_out.refused.values()),
                 moved_files=tuple(moved),
                 unopened=options.unopened(left_out.others(tree.sizes)),
-                stand_ins=for_gpus,
+                stand_ins=without.stand_ins,
                 gone_packages=without.names,
                 changed_requirements=without.changed_requirements,
                 module_indexes=tuple(made.index for made in indexes),
@@ -147,7 +146,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             added = [
                 file for job in sorted(jobs, key=attrgetter("name")) for file in job.added(tree, results[job.name])
             ]
-            beside = [*stand_ins(tree, dropped).values(), *((one.file,) for one in for_gpus)]
+            beside = [*stand_ins(tree, dropped).values(), *((one.file,) for one in without.stand_ins)]
             added += distinct([*beside, *(one.files for one in indexes), *(one.files for one in baked)], added)
             added += [*without.new_metadata(tree), *for_pythonpath(tree, added)]
             for file in added:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -97,18 +97,20 @@ class AskingLibrary:
 
 @dataclass(frozen=True, slots=True)
 class AskingPackage:
-    """A package, its libraries and its files, each with its path in the tree."""
+    """A package, its libraries and its files, each with its path in the tree; and what it may find in others."""
 
     package: Package
     libraries: Sequence[AskingLibrary]
     files: Collection[str]
+    required: Mapping[str, tuple[str, Package]] = field(default_factory=dict)  # files that leave, by name
 
 
 def gpu_stand_ins(packages: Sequence[AskingPackage]) -> tuple[GpuStandIn, ...]:
     """The stand-ins that the libraries of these packages need, each in a place of the package that looks for it there.
 
     All of one name have what any of the packages asks for: the first that is loaded serves all. Where a package does
-    not look inside itself, another brings the library, as torch does for its companions.
+    not look inside itself, its stand-in takes the place of the library, if that is one of a package that it requires;
+    else another brings the library, as torch does for its companions.
     """
     asking = [library for one in packages for library in one.libraries]
     present = {PurePosixPath(path).name for one in packages for path in one.files} | {one.soname for one in asking}
@@ -116,16 +118,20 @@ def gpu_stand_ins(packages: Sequence[AskingPackage]) -> tuple[GpuStandIn, ...]:
     places: dict[str, tuple[str, Package, ElfMachine]] = {}  # by path: the library's name, and whose it will be
     for one in packages:
         folders = {posixpath.dirname(path) for path in one.files}
-        found: set[str] = set()
+        found: dict[str, tuple[str, Package, ElfMachine]] = {}  # by name: the place, and whose it will be
+        elsewhere: dict[str, tuple[str, Package, ElfMachine]] = {}
         for library in one.libraries:
             for name in library.needed:
                 if name in found or name in present or not _is_missing(name):
                     continue
                 folder = library.folder_in(folders)
                 if folder is not None:
-                    found.add(name)
-                    wanted[name] = set()
-                    places[posixpath.join(folder, name)] = name, one.package, library.machine
+                    found[name] = posixpath.join(folder, name), one.package, library.machine
+                elif name in one.required:
+                    elsewhere[name] = *one.required[name], library.machine
+        for name, (path, package, machine) in (elsewhere | found).items():
+            wanted[name] = set()
+            places[path] = name, package, machine
     defined = frozenset[str]().union(*(library.defined for library in asking))
     stems = {name: _stem(name) for name in wanted}
     for symbol in (symbol for library in asking for symbol in library.symbols):

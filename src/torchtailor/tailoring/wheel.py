@@ -375,7 +375,7 @@ class _Making:
             with open_source(cut) as source:
                 return AskingLibrary.read(path, ElfFile(source))
 
-        return self.without.stand_ins(read)
+        return self.without.with_stand_ins(read).stand_ins
 
     def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], replaced: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""

@@ -7,9 +7,9 @@ does, and stand-ins come for what was linked with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from torchtailor.code.binary.elf import ElfFile
@@ -31,10 +31,12 @@ _COMPILED = re.compile(r"(?P<above>(?:.*/)?)__pycache__/(?P<name>[^/]+?)\.[^/]*\
 class WithoutGpu:
     """What leaves, what changes and what comes; paths are those of the tree."""
 
-    packages: tuple[Package, ...] = ()  # that leave
+    leaving: tuple[tuple[Package, tuple[str, ...]], ...] = ()  # with their files
     gone: Mapping[str, DroppedFile] = field(default_factory=dict)
     requirements: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)  # that change, by dist-info
     staying: tuple[tuple[Package, tuple[str, ...]], ...] = ()  # with their files that stay
+    stand_ins: tuple[GpuStandIn, ...] = ()  # for libraries that are not there
+    notes: tuple[str, ...] = ()  # of packages that look for a library where none of these can lie
 
     @classmethod
     def of(cls, tree: FileTree, options: Cut) -> WithoutGpu:
@@ -57,35 +59,73 @@ class WithoutGpu:
             if is_gpu_library(path)
         }
         return cls(
-            tuple(packages[dist_info] for dist_info in sorted(leaving)),
+            tuple((packages[dist_info], tuple(files[dist_info])) for dist_info in sorted(leaving)),
             {path: DroppedFile(path, GPU_ONLY, tree.sizes[path]) for path in sorted(gone)},
             {package.dist_info: changed for package in stay if (changed := _changed(package))},
             tuple((one, tuple(path for path in files[one.dist_info] if path not in gone)) for one in stay),
         )
 
-    def stand_ins(self, read: ReadAsking) -> tuple[GpuStandIn, ...]:
-        """What comes for libraries that are not there; `read` gives the library at a path."""
-        return gpu_stand_ins(self._asking(read))
+    def with_stand_ins(self, read: ReadAsking) -> WithoutGpu:
+        """The same with what comes for libraries that are not there; `read` gives the library at a path.
 
-    def stand_ins_and_notes(self, read: ReadAsking) -> tuple[tuple[GpuStandIn, ...], tuple[str, ...]]:
-        """The same, and a note for each package whose libraries leave without a place for a stand-in."""
-        asking = self._asking(read)
+        Where a package finds another's libraries by that one's metadata, these have stand-ins in their places, and of
+        the other package metadata and modules stay.
+        """
+        asking = [
+            AskingPackage(package, _libraries(own, read), own, self._required(package)) for package, own in self.staying
+        ]
         made = gpu_stand_ins(asking)
         there = {PurePosixPath(path).name for one in asking for path in one.files} | {one.name for one in made}
-        leaving = {PurePosixPath(path).name for path in self.gone} - there
-        missing = {
-            one.package.metadata.name: leaving.intersection(name for each in one.libraries for name in each.needed)
+        missing = {PurePosixPath(path).name for path in self.gone} - there
+        lacking = {
+            one.package.metadata.name: missing.intersection(name for each in one.libraries for name in each.needed)
             for one in asking
         }
-        return made, tuple(
+        notes = tuple(
             f"{name} may not load: it needs {', '.join(sorted(names))}, and its libraries do not look for that where a"
             " stand-in could lie."
-            for name, names in missing.items()
+            for name, names in lacking.items()
             if names
         )
+        return replace(self._keeping({one.package.dist_info for one in made}), stand_ins=made, notes=notes)
 
-    def _asking(self, read: ReadAsking) -> list[AskingPackage]:
-        return [AskingPackage(package, _libraries(own, read), own) for package, own in self.staying]
+    def _required(self, package: Package) -> dict[str, tuple[str, Package]]:
+        """By name, the files that leave with packages which this one requires."""
+        names = set(map(required_name, package.metadata.requires))
+        return {
+            PurePosixPath(path).name: (path, other)
+            for other, own in self.leaving
+            if other.site == package.site and other.metadata.name in names
+            for path in own
+        }
+
+    def _keeping(self, dist_infos: Collection[str]) -> WithoutGpu:
+        """The same, where metadata and modules of some packages stay, and what requires these goes on to."""
+        kept = [(package, own) for package, own in self.leaving if package.dist_info in dist_infos]
+        if not kept:
+            return self
+        modules = {path for _, own in kept for path in own if path.endswith(".py")}
+        folders = tuple(f"{package.dist_info}/" for package, _ in kept)
+        gone = {
+            path: file for path, file in self.gone.items() if not (path.startswith(folders) or _source(path) in modules)
+        }
+        staying = (
+            *self.staying,
+            *((package, tuple(path for path in own if path not in gone)) for package, own in kept),
+        )
+        named = {(package.site, package.metadata.name) for package, _ in kept}
+        requirements = {}
+        for package, _ in staying:
+            changed = _changed(package)
+            if left := {text: new for text, new in changed.items() if (package.site, required_name(text)) not in named}:
+                requirements[package.dist_info] = left
+        leaving = tuple(one for one in self.leaving if one not in kept)
+        return replace(self, leaving=leaving, gone=gone, requirements=requirements, staying=staying)
+
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        """Those that leave."""
+        return tuple(package for package, _ in self.leaving)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -123,6 +163,12 @@ def asking_in(tree: LocalTree) -> ReadAsking:
     return read
 
 
+def _source(path: str) -> str:
+    """The module that Python compiled a file of; other files are their own source."""
+    compiled = _COMPILED.fullmatch(path)
+    return f"{compiled['above']}{compiled['name']}.py" if compiled else path
+
+
 def _libraries(paths: Iterable[str], read: ReadAsking) -> tuple[AskingLibrary, ...]:
     return tuple(library for path in paths if (library := read(path)))
 
@@ -158,7 +204,5 @@ def _files_of(leaving: Iterable[str], tree: FileTree) -> Iterator[str]:
     gone = frozenset(leaving)
     own = {path for path in tree.sizes if (each := tree.packages(path)) and all(one.dist_info in gone for one in each)}
     for path in tree.sizes:
-        compiled = _COMPILED.fullmatch(path)
-        source = f"{compiled['above']}{compiled['name']}.py" if compiled else path
-        if path in own or source in own or path.rpartition("/")[0] in gone:
+        if path in own or _source(path) in own or path.rpartition("/")[0] in gone:
             yield path

@@ -90,7 +90,7 @@ def test_a_library_that_leaves_without_a_place_for_a_stand_in_is_noted() -> None
     for run_path, left in (("", ["libcusparse.so.12", "libnccl.so.2"]), ("$ORIGIN", [])):
         without = WithoutGpu(gone=gone, staying=((TORCH, (CUDA.path,)),))
         library = replace(CUDA, run_path=run_path)
-        _, notes = without.stand_ins_and_notes({CUDA.path: library}.get)
+        notes = without.with_stand_ins({CUDA.path: library}.get).notes
         assert [note.partition(" may not load: it needs ")[2].partition(", and ")[0] for note in notes] == (
             [", ".join(left)] if left else []
         )

@@ -36,7 +36,6 @@ from torchtailor.oci.transports.copying import copy_blob
 from torchtailor.surgery.cut import UNOPENED, Cut, HostPages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.caches import MadeCaches, baked_caches
-from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
 from torchtailor.tailoring.image.cold import LABEL, ColdPack, attachment_of, packed_cold, packs_label
 from torchtailor.tailoring.image.libraries import ImageLibraries
 from torchtailor.tailoring.image.options import Cold, ImageOptions
@@ -306,17 +305,13 @@ class _OneImage:
     @cached_property
     def without(self) -> WithoutGpu:
         """The packages that only a GPU needs."""
-        return WithoutGpu.of(self.packages, self.tailoring)
-
-    @cached_property
-    def for_gpus(self) -> tuple[GpuStandIn, ...]:
-        return self.without.stand_ins(self.packages.asking)
+        return WithoutGpu.of(self.packages, self.tailoring).with_stand_ins(self.packages.asking)
 
     @cached_property
     def emptied(self) -> set[str]:
         """Folders that nothing is left in: Python would import one as a package without files."""
         stay = {file.path for file in self.survey.view.visible() if file.path not in self.without.gone}
-        stay.update(one.path for one in self.for_gpus)
+        stay.update(one.path for one in self.without.stand_ins)
         return _folders_above(self.without.gone) - _folders_above(stay)
 
     def _check_licence(self) -> None:
@@ -389,7 +384,6 @@ class _OneImage:
             self.left_out,
             self.tailoring,
             self.without,
-            self.for_gpus,
             self.modules,
             self.indexes,
             self.baked,
@@ -434,7 +428,9 @@ class _OneImage:
                 added[there.number] = [NewMember(stand_in.path, stand_in.content, stand_in.state.size)]
         for text in self.packages.of_layer(number, self.left_out):
             own = [
-                NewMember(one.path, one.content, one.size) for one in self.for_gpus if self.packages.is_of(one, text)
+                NewMember(one.path, one.content, one.size)
+                for one in self.without.stand_ins
+                if self.packages.is_of(one, text)
             ]
             for file in self.modules:
                 if self.packages.is_of(file, text):
@@ -615,7 +611,7 @@ class _OneImage:
             tuple(self._libraries()),
             tuple(self.dropped.values()),
             self.without.names,
-            self.for_gpus,
+            self.without.stand_ins,
             self.without.changed_requirements,
             tuple(made.index for made in self.indexes),
             tuple(made.caches for made in self.baked),

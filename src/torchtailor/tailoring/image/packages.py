@@ -160,7 +160,6 @@ class Packages:
         left_out: Collection[Content],
         options: Cut,
         without: WithoutGpu,
-        for_gpus: Sequence[GpuStandIn],
         modules: Sequence[NewFile],
         indexes: Sequence[MadeIndex],
         baked: Sequence[MadeCaches],
@@ -182,7 +181,7 @@ class Packages:
             new = self.new_metadata(text, without)
             now |= {f"{text.dist_info}/METADATA": FileState.of_bytes(new)} if new else {}
             changes = changed_rows(rows, now.get)
-            own_for_gpus = [one for one in for_gpus if self.is_of(one, text)]
+            own_for_gpus = [one for one in without.stand_ins if self.is_of(one, text)]
             own_modules = [one for one in modules if self.is_of(one, text)]
             if record is None or not (changes or own_for_gpus or own_modules):
                 continue
