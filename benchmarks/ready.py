@@ -121,7 +121,8 @@ def ready(port: int, variant: str, command: list[str], folder: Path) -> tuple[fl
     settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "TORCHTAILOR_PACK_WAIT": "600"}
     if variant == LAST:
         packs.mkdir()
-        pulling = subprocess.Popen([TORCHTAILOR, "packs", "pull", name, "-o", packs], stdout=subprocess.PIPE)
+        pull = ["nice", "-n", "19", TORCHTAILOR, "packs", "pull", name, "-o", packs]  # the program comes first
+        pulling = subprocess.Popen(pull, stdout=subprocess.PIPE)
         settings["TORCHTAILOR_PACK"] = "/packs"
     line = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(folder / "bundle/rootfs"), *command]
     with subprocess.Popen(line, env=settings, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
