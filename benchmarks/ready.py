@@ -121,7 +121,17 @@ def ready(port: int, variant: str, command: list[str], folder: Path) -> tuple[fl
     settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "TORCHTAILOR_PACK_WAIT": "600"}
     if variant == LAST:
         packs.mkdir()
-        pull = ["nice", "-n", "19", TORCHTAILOR, "packs", "pull", name, "-o", packs]  # the program comes first
+        pull = [
+            "nice",
+            "-n",
+            "19",
+            str(TORCHTAILOR),
+            "packs",
+            "pull",
+            name,
+            "-o",
+            str(packs),
+        ]  # the program comes first
         pulling = subprocess.Popen(pull, stdout=subprocess.PIPE)
         settings["TORCHTAILOR_PACK"] = "/packs"
     line = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(folder / "bundle/rootfs"), *command]

@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import CodeType, ModuleType
+    from typing import Any
     from zipfile import ZipFile
 
     # Its file, the size of its source (-1: not known), where its code begins and ends in the index (nowhere for an
@@ -142,6 +143,12 @@ class MovedModules:
         every = {*self._names, *(name for _, names in self._packs.values() for name in names)}
         parts = (name.rpartition("/") for name in every)
         return sorted(file[:-3] for place, _, file in parts if (place or ".") == inside)
+
+    def list_with(self, file: str) -> str:
+        """The list of names in which a module is; empty where it is in no pack."""
+        pack = self._names.get(file[len(self._site) + 1 :], "") if file.startswith(self._site + os.sep) else ""
+        names = os.path.join(self._folder, pack.removesuffix(PACK_OF_MODULES) + NAMES)
+        return names if pack and not os.path.exists(file) else ""
 
     def _found(self, name: str, file: str, inside: str) -> ModuleSpec | None:
         for place, (pack, names) in self._packs.items():
@@ -270,6 +277,34 @@ class _WithPkgutil:
                     yield prefix + name, False
 
         listing.register(FileFinder, with_moved)
+        every = pkgutil.iter_modules
+
+        def iter_modules(path: Iterable[str] | None = None, prefix: str = "") -> Iterator[Any]:
+            for module in every(path, prefix):
+                folder, name = getattr(module.module_finder, "path", ""), module.name[len(prefix) :]
+                moved = not module.ispkg and self._moved.list_with(os.path.join(folder, f"{name}.py"))
+                yield module._replace(module_finder=_Listed(self._moved, folder, moved)) if moved else module
+
+        pkgutil.iter_modules = iter_modules  # type: ignore[attr-defined]
+
+
+class _Listed:
+    """Finds a module that pkgutil listed: torch asks for a file, which it reads to know whether its code changed."""
+
+    def __init__(self, moved: MovedModules, folder: str, names: str) -> None:
+        self._moved, self._folder, self._names = moved, folder, names
+
+    def find_spec(self, name: str, _: ModuleType | None = None) -> ModuleSpec:
+        said, self._moved.said = self._moved.said, True  # it was not imported
+        try:
+            spec = self._moved.find_spec(name, [self._folder])
+        except ModuleNotFoundError:
+            spec = None
+        finally:
+            self._moved.said = said
+        spec = spec or ModuleSpec(name, None)
+        spec.origin = self._names  # a pack is named there by its hash
+        return spec
 
 
 class _IndexedLoader(SourceFileLoader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -108,6 +109,33 @@ def test_modules_in_packs_are_listed(site: Path, first: str) -> None:
     assert sorted(done.stdout.strip("[]\n").split(", ")) == sorted(before.strip("[]\n").split(", ")), done.stderr
     top = run(site, "import pkgutil; print({'single', 'demo'} < {module.name for module in pkgutil.iter_modules()})")
     assert top.stdout == "True\n" and not top.stderr
+
+
+@pytest.mark.parametrize("packs", ["there", "not there"])
+def test_what_reads_the_files_of_listed_modules(site: Path, packs: str) -> None:
+    """torch hashes the sources of all of its modules so, before it compiles something: it stopped in an assertion."""
+    program = """
+import demo, hashlib, pkgutil
+def read(folders, prefix):
+    for module in pkgutil.iter_modules(folders, prefix):
+        spec = module.module_finder.find_spec(module.name, None)
+        with open(spec.origin, "rb") as file:
+            yield spec.name, hashlib.sha256(file.read()).hexdigest()
+        if module.ispkg:
+            yield from read(spec.submodule_search_locations, spec.name + ".")
+print(sorted(read(demo.__path__, "demo.")))
+"""
+    before = run(site, program).stdout
+    moved(site)
+    if packs == "not there":
+        for pack in (site / "torchtailor-packs").rglob("*.zip"):
+            pack.unlink()
+    done = run(site, program)
+    names = [name for name, _ in ast.literal_eval(done.stdout or "[]")]
+    assert names == [name for name, _ in ast.literal_eval(before)], done.stderr
+    assert not done.stderr
+    assert run(site, program).stdout == done.stdout
+    assert dict(ast.literal_eval(before))["demo.used"] == dict(ast.literal_eval(done.stdout))["demo.used"]
 
 
 def test_packages_that_another_brings_along(site: Path) -> None:
