@@ -8,7 +8,7 @@ are opened when a module is not in site-packages. A pack is code: the same files
 libraries uses (`native/packs.c`), by owner, rights and kind.
 """
 
-# ruff: noqa: PTH100, PTH109, PTH116, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH100, PTH109, PTH110, PTH116, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
