@@ -297,6 +297,10 @@ def test_packs_of_others_are_not_mapped(stock: Path, tmp_path: Path) -> None:
     assert done.returncode == 127 and "it is a link" in done.stderr
     named = run(library, TORCHTAILOR_PACK=str(away))
     assert named.stdout.strip() == RESULTS, named.stderr
+    several = run(
+        library, TORCHTAILOR_PACK=":".join([*(f"{tmp_path}/none{number}" for number in range(40)), str(away)])
+    )
+    assert several.stdout.strip() == RESULTS, several.stderr
 
 
 def test_a_pack_of_another_build_or_a_damaged_one_is_not_mapped(stock: Path, tmp_path: Path) -> None:

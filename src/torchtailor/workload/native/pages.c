@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_LIBRARIES = 1024, MAX_CANDIDATES = 32, MAX_RETRIES = 10000, MAX_SEGMENTS = 1 << 16, MAX_RUNS = 1 << 17 };
+enum { MAX_LIBRARIES = 1024, MAX_RETRIES = 10000, MAX_SEGMENTS = 1 << 16, MAX_RUNS = 1 << 17 };
 enum { MAX_TABLE = 1 << 23, BLOCK = 1 << 20, OUT_OF_THE_WAY = 200, EXIT_LOADER = 127, TICK = 20 /* ms */ };
 enum { AT_LOAD = 0x100, AGAIN = 1 /* added to a table's address by a library's initialiser */ };
 
@@ -77,10 +77,10 @@ struct library {
     int file, memory; /* the pack; what was unpacked */
     struct stat file_info, memory_info;
     size_t candidates;
-    struct {
+    struct candidate {
         const char *path;
         int is_named;
-    } candidate[MAX_CANDIDATES];
+    } *candidate;
     const char *path, *opened, *_Atomic wrong;
 };
 static struct library *libraries;
@@ -479,11 +479,12 @@ static char *keep(const char *text, size_t length) {
 static void add_candidate(struct library *library, int is_named, const char *folder, size_t length, const char *inner,
                           const char *name) {
     char path[PATH_MAX], real[PATH_MAX];
-    if (library->candidates == MAX_CANDIDATES) return;
     if (snprintf(path, sizeof path, "%.*s%s%s%s%s", (int)length, folder, *inner ? "/" : "", inner, *name ? "/" : "", name) >=
         (int)sizeof path)
         return;
     const char *chosen = is_named && realpath(path, real) ? real : path;
+    library->candidate = realloc(library->candidate, (library->candidates + 1) * sizeof *library->candidate);
+    if (!library->candidate) abort();
     library->candidate[library->candidates].path = keep(chosen, strlen(chosen));
     library->candidate[library->candidates++].is_named = is_named;
 }
