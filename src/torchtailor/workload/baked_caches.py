@@ -49,30 +49,28 @@ class _Unpacker:
                 sys.stderr.write(f"torchtailor: the compile caches in {self.packed} are not used: {error}\n")
 
     def unpack(self) -> None:
-        import shutil
-        import tempfile
+        from tempfile import TemporaryDirectory
         from zipfile import ZipFile
 
         if os.path.isdir(self.place):
             return
-        made = tempfile.mkdtemp(dir=os.path.dirname(self.place))
-        try:
-            with ZipFile(self.packed) as packed:
-                packed.extractall(made)
-                old, new = packed.comment, os.fsencode(self.place)
-                for name in packed.namelist():
-                    if name.endswith(".json"):  # some of Triton's have the paths of others
-                        with open(os.path.join(made, name), "r+b") as file:
-                            text = file.read()
-                            if old in text:
-                                file.seek(0)
-                                file.truncate()
-                                file.write(text.replace(old, new))
-            os.rename(made, self.place)
-        except OSError:
-            shutil.rmtree(made, ignore_errors=True)
-            if not os.path.isdir(self.place):  # else another process was quicker
-                raise
+        with TemporaryDirectory(dir=os.path.dirname(self.place)) as folder, ZipFile(self.packed) as packed:
+            made = os.path.join(folder, "caches")
+            packed.extractall(made)
+            old, new = packed.comment, os.fsencode(self.place)
+            for name in packed.namelist():
+                if name.endswith(".json"):  # some of Triton's have the paths of others
+                    with open(os.path.join(made, name), "r+b") as file:
+                        text = file.read()
+                        if old in text:
+                            file.seek(0)
+                            file.truncate()
+                            file.write(text.replace(old, new))
+            try:
+                os.rename(made, self.place)
+            except OSError:
+                if not os.path.isdir(self.place):  # else another process was quicker
+                    raise
 
 
 def _start(folder: str) -> None:
