@@ -14,7 +14,7 @@ from torchtailor.core.documents import Bytes
 from torchtailor.core.errors import NoMatchError
 from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.left_out import START_LINE
-from torchtailor.tailoring.packs import folder_name, pack_folder
+from torchtailor.tailoring.packs import folder_name, folder_of
 from torchtailor.tailoring.tree import FileState, FileTree, NewFile, Package
 from torchtailor.workload.caches import Caches, compile_caches
 
@@ -63,7 +63,7 @@ def _installed(tree: FileTree, name: str) -> Iterator[Package]:
 
 
 def _made(torch: Package, caches: Caches, content: bytes) -> MadeCaches:
-    folder, packed = pack_folder(folder_name(torch.metadata.name)), f"{caches.digest[:_DIGITS]}.zip"
+    folder, packed = folder_of(torch), f"{caches.digest[:_DIGITS]}.zip"
     script = (Path(__file__).parent.parent / "workload" / "baked_caches.py").read_text("utf-8")
     table = {one.variable: one.name for one in compile_caches()}
     contents = {

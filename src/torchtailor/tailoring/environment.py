@@ -33,6 +33,7 @@ from torchtailor.tailoring.tree import StripRule
 from torchtailor.trees.artifact.artifact import ArtifactKind
 from torchtailor.trees.artifact.drops import DroppedFile, drop_rules
 from torchtailor.trees.artifact.installed import unreadable_in
+from torchtailor.trees.artifact.sites import own_python
 
 _ALREADY_CUT = "it was already cut for this target"
 
@@ -48,7 +49,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
         stripped.note_earlier(chains)
         progress.begin(f"Cutting {site}", sum(job.size for job in jobs))
         done = list(_cut_all(jobs, lambda _, staged: staged, stripped, options, progress))
-        indexes = tuple(made.index for made in module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
+        indexes = tuple(made.index for made in module_indexes(plan.tree, options, plan.dropped, own_python(site)))
         baked = tuple(made.caches for made in baked_caches(plan.tree, options))
         outcome = _result(plan, [*done, *skipped], [*plan.dropped.values(), *plan.replaced], (), options)
         return replace(outcome, module_indexes=indexes, baked_caches=baked)
@@ -69,7 +70,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
             if not outcome.useless_for_target:
                 changes.without_gpu(plan, options)
                 dropped, notes = changes.leave_out(plan, options, progress)
-                indexes = changes.add_indexes(module_indexes(plan.tree, options, plan.dropped, _python_of(site)))
+                indexes = changes.add_indexes(module_indexes(plan.tree, options, plan.dropped, own_python(site)))
                 outcome = _result(plan, [*done, *skipped], [*dropped, *plan.replaced], notes, options)
                 outcome = replace(outcome, module_indexes=indexes, baked_caches=changes.add_caches(caches))
         except BaseException:
@@ -168,12 +169,6 @@ def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
                 f"{path} was cut with --no-lto and has no LTO-IR any more.",
                 "Add --no-lto, or run `torchtailor restore` first.",
             )
-
-
-def _python_of(site: Path) -> Path | None:
-    """The Python of an environment."""
-    python = site.parents[2] / "bin" / "python"
-    return python if python.exists() else None
 
 
 def _how_to_undo(site: Path, chains: Chains) -> str:

@@ -366,13 +366,17 @@ def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | Gone 
     place = inside(site, path)
     if not leads_inside(site, place):
         return None
-    owners = [(site / name).is_dir() for change in chain if not change.library for name in change.distributions]
+    owners = (site / name for change in chain if not change.library for name in change.distributions)
     if moved := chain[-1].moved:
-        return Gone.MOVED if moved.is_linked(site) or (any(owners) and moved.is_halfway(site)) else None
+        return (
+            Gone.MOVED
+            if moved.is_linked(site) or (moved.is_halfway(site) and any(owner.is_dir() for owner in owners))
+            else None
+        )
     if not os.path.lexists(place):
         if chain[-1].of_no_use and not any(_installed_again(site, name) for name in chain[-1].distributions):
             return Gone.GONE
-        return Gone.GONE if any(owners) else None  # else its package was uninstalled
+        return Gone.GONE if any(owner.is_dir() for owner in owners) else None  # else its package was uninstalled
     known = [state for change in chain for state in (change.before, change.after) if state]
     state = FileState.of(place, sizes={state.size for state in known})
     return state if state in known else None

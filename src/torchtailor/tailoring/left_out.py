@@ -16,7 +16,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from torchtailor.code.binary.placeholder import placeholder
 from torchtailor.surgery.cut import UNOPENED
-from torchtailor.tailoring.packs import folder_name, pack_folder
+from torchtailor.tailoring.packs import folder_of
 from torchtailor.tailoring.tree import FileState, FileTree, NewFile, Package
 from torchtailor.trees.artifact.drops import DroppedFile
 from torchtailor.trees.artifact.libraries import is_shared_name, module_name
@@ -103,7 +103,7 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
     made: dict[str, tuple[NewFile, ...]] = {}
     hook = finder()
     for package, own in by_package.values():
-        folder = pack_folder(folder_name(package.metadata.name))
+        folder = folder_of(package)
         modules = {posixpath.relpath(tree.installed(path), package.site): path for path in own}
         pack = _zipped((name, tree.source(path)) for name, path in modules.items())
         name = f"{folder}/{MODULES}{hashlib.sha256(pack).hexdigest()[:8]}{PACK_OF_MODULES}"

@@ -23,7 +23,7 @@ from torchtailor.core.pythons import find_python, version_of
 from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.left_out import HOOK, INDEX_LINE, finder
 from torchtailor.tailoring.packs import folder_name, pack_folder
-from torchtailor.tailoring.tree import FileState, FileTree, NewFile, Package
+from torchtailor.tailoring.tree import FileState, FileTree, NewFile, Package, folders_above
 from torchtailor.workload import compile_modules
 from torchtailor.workload.moved_modules import INDEX, STANDARD, read_table
 
@@ -116,7 +116,7 @@ def _rows(
         name = posixpath.relpath(tree.installed(path), package.site)
         ending = _ending(name)
         inside = name[: -len(ending)]
-        whole = all(f"{parent}{_INIT}" in names for parent in _parents(inside))
+        whole = all(f"{parent}{_INIT}" in names for parent in folders_above(inside))
         hidden = ending != _INIT and (f"{inside}{_INIT}" in names or (ending == ".py" and inside in libraries))
         if whole and not hidden and (ending.endswith(".py") or ending.startswith(f".{tag}-")) and tree.is_plain(path):
             rows.append((inside, ending, path))
@@ -129,13 +129,6 @@ def _ending(name: str) -> str:
         return _INIT
     _, dot, ending = posixpath.basename(name).partition(".")
     return dot + ending
-
-
-def _parents(inside: str) -> Iterable[str]:
-    folder = posixpath.dirname(inside)
-    while folder:
-        yield folder
-        folder = posixpath.dirname(folder)
 
 
 def _made(

@@ -19,8 +19,8 @@ from msgspec import Meta
 from torchtailor.core.disk import give_to, sync_folder
 from torchtailor.core.trust import RelativePath, Size, inside
 from torchtailor.surgery.cut import UNOPENED, Cut, FilesLeftOut
-from torchtailor.tailoring.packs import folder_name, pack_folder
-from torchtailor.tailoring.tree import InstalledTree, Package, remove_empty
+from torchtailor.tailoring.packs import folder_of
+from torchtailor.tailoring.tree import InstalledTree, Package, folders_above, remove_empty
 from torchtailor.trees.artifact.libraries import is_shared_name
 from torchtailor.trees.wheels.record import RecordRow
 
@@ -141,12 +141,11 @@ def _grouped(tree: InstalledTree, wanted: Mapping[str, Package]) -> Iterator[tup
     whole = _whole_folders(tree, wanted)
     members: dict[str, list[str]] = {}
     for path in sorted(wanted):
-        members.setdefault(next((folder for folder in _above(path) if folder in whole), path), []).append(path)
+        members.setdefault(next((folder for folder in folders_above(path) if folder in whole), path), []).append(path)
     for path, files in members.items():
         package = wanted[files[0]]
         inner = posixpath.relpath(path, package.site)
-        folder = f"{pack_folder(folder_name(package.metadata.name))}/{_FILES}"
-        to = posixpath.normpath(f"{package.site}/{folder}/{inner}")
+        to = posixpath.normpath(f"{package.site}/{folder_of(package)}/{_FILES}/{inner}")
         yield MovedPath(path, to, len(files), sum(tree.sizes[file] for file in files), path in whole), package
 
 
@@ -156,12 +155,12 @@ def _whole_folders(tree: InstalledTree, wanted: Mapping[str, Package]) -> set[st
     owner: dict[str, Package] = {}
     for path in tree.sizes:
         package = wanted.get(path)
-        for folder in _above(path):
+        for folder in folders_above(path):
             if package is None or owner.setdefault(folder, package) != package:
                 mixed.add(folder)
     whole: set[str] = set()
     for folder in sorted(owner.keys() - mixed, key=len):  # the outer ones first
-        if whole.isdisjoint(_above(folder)) and not _has_more(tree, folder):
+        if whole.isdisjoint(folders_above(folder)) and not _has_more(tree, folder):
             whole.add(folder)
     return whole
 
@@ -176,9 +175,3 @@ def _has_more(tree: InstalledTree, folder: str) -> bool:
         if any(os.path.islink(f"{place}/{name}") for name in (*folders, *names)):  # noqa: PTH114
             return True
     return False
-
-
-def _above(path: str) -> Iterator[str]:
-    """The folders that a file is in, the innermost first."""
-    while path := posixpath.dirname(path):
-        yield path

@@ -20,7 +20,7 @@ from torchtailor.code.binary.source import open_source
 from torchtailor.core.errors import BadInputError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import patchelf
-from torchtailor.tailoring.tree import FileTree
+from torchtailor.tailoring.tree import FileTree, Package
 from torchtailor.workload.hook import HookKind, hook_library
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
@@ -35,12 +35,17 @@ def pack_folder(distribution: str = "") -> str:
     return f"{PACK_FOLDER}/{distribution}" if distribution else PACK_FOLDER
 
 
+def folder_of(package: Package) -> str:
+    """The folder for packs and hook of a package, below its site-packages."""
+    return pack_folder(folder_name(package.metadata.name))
+
+
 def packs_beside(tree: FileTree, path: str) -> str:
     """The folder for the packs of a library and for the hook: in the site-packages of its package, if it has one."""
     package = next(iter(tree.packages(path)), None)
     if package is None:
         return tree.loose_packs(path)
-    return posixpath.normpath(f"{package.site}/{pack_folder(folder_name(package.metadata.name))}")
+    return posixpath.normpath(f"{package.site}/{folder_of(package)}")
 
 
 def folders_of_packs(path: str) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -272,6 +272,12 @@ def new_rows(added: Iterable[NewFile], package: Package) -> dict[str, RecordRow]
     """The rows of files in the RECORD of their package."""
     own = [file for file in added if file.package == package]
     return {(path := posixpath.relpath(file.path, package.site)): file.state.row(path) for file in own}
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """The folders that a file of a tree is in, the innermost first."""
+    while path := posixpath.dirname(path):
+        yield path
 
 
 def remove_empty(root: Path, gone: Iterable[str]) -> None:
