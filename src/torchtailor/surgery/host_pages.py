@@ -133,6 +133,11 @@ class PagePlan:
         return sum(span.size for span in self.cold)
 
     @property
+    def moved(self) -> int:
+        """Bytes of the tables that move to the end of the file."""
+        return sum(section.size for section in self.tables.all)
+
+    @property
     def left(self) -> int:
         """Bytes of segments without write access that stay."""
         return sum(load.file_size for load in self.elf.loads if not load.flags & _WRITE) - self.saved

@@ -381,7 +381,8 @@ class _Tailoring:
             return replace(result, not_paged=str(reason))
         status = LibraryStatus.CUT
         left = PagesLeft(plan.left, plan.saved, plan.runs, self.wanted.data)
-        return replace(result, status=status, size_after=max(result.size_after - plan.saved, 0), pages=left)
+        size = max(result.size_after - plan.saved + plan.moved, 0)
+        return replace(result, status=status, size_after=size, pages=left)
 
     def _only_pages(self, result: LibraryResult, surgery: Surgery) -> bool:
         """Whether the surgery itself has nothing to do."""

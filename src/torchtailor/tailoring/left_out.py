@@ -11,6 +11,7 @@ import hashlib
 import io
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -28,12 +29,11 @@ START_LINE = (
     "import os; moved = os.path.join(sitedir, '{place}'); os.path.isfile(moved) and "
     "exec(open(moved, 'rb').read(), {{'__name__': '{name}', '__file__': moved}})\n"
 )
-INDEX_LINE = (
+_MODULES_LINE = (
     "import os; moved = os.path.join(sitedir, '{place}'); import sys; "
-    "from _frozen_importlib_external import SourceFileLoader as Loader; own = 'torchtailor_indexes'; "
+    "from _frozen_importlib_external import SourceFileLoader as Loader; own = 'torchtailor_modules_{digest}'; "
     "os.path.isfile(moved) and (own in sys.modules or exec(Loader(own, moved).get_code(own), "
-    "vars(sys.modules.setdefault(own, type(sys)(own)))), "
-    "sys.modules[own].use_index(moved, '{tops}', '{record}', '{standard}'))\n"
+    "vars(sys.modules.setdefault(own, type(sys)(own)))), sys.modules[own].{call})\n"
 )
 _CUSTOM = "sitecustomize.py"
 _START = '"""Left out by torchtailor'
@@ -107,12 +107,14 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
         modules = {posixpath.relpath(tree.installed(path), package.site): path for path in own}
         pack = _zipped((name, tree.source(path)) for name, path in modules.items())
         name = f"{folder}/{MODULES}{hashlib.sha256(pack).hexdigest()[:8]}{PACK_OF_MODULES}"
-        start = START_LINE.format(place=f"{folder}/{HOOK}", name="torchtailor_moved_modules").encode()
+        tops = " ".join(sorted({name.partition("/")[0].removesuffix(".py") for name in modules}))
         files = {
             name: pack,
             f"{name.removesuffix(PACK_OF_MODULES)}{NAMES}": list_of_names(posixpath.basename(name), modules),
             f"{folder}/{HOOK}": hook,
-            f"torchtailor-{posixpath.basename(folder)}.pth": start,
+            f"torchtailor-{posixpath.basename(folder)}.pth": modules_line(
+                f"{folder}/{HOOK}", f"use_packs(moved, {tops!r})"
+            ),
         }
         added = tuple(
             NewFile(posixpath.normpath(f"{package.site}/{path}"), data, FileState.of_bytes(data), package)
@@ -122,9 +124,16 @@ def _packed_modules(tree: FileTree, paths: Iterable[str]) -> dict[str, tuple[New
     return made
 
 
+@cache
 def finder() -> bytes:
     """What finds modules, which lies beside them."""
     return (Path(__file__).parent.parent / "workload" / "moved_modules.py").read_bytes()
+
+
+def modules_line(place: str, call: str) -> bytes:
+    """A line that calls a function of the finder, which is loaded once for all packages that have the same."""
+    digest = hashlib.sha256(finder()).hexdigest()[:8]
+    return _MODULES_LINE.format(place=place, call=call, digest=digest).encode()
 
 
 def _zipped(modules: Iterable[tuple[str, bytes]]) -> bytes:

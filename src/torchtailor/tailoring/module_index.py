@@ -21,7 +21,7 @@ from torchtailor.core.documents import Bytes
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError
 from torchtailor.core.pythons import find_python, version_of
 from torchtailor.surgery.cut import Cut
-from torchtailor.tailoring.left_out import HOOK, INDEX_LINE, finder
+from torchtailor.tailoring.left_out import HOOK, finder, modules_line
 from torchtailor.tailoring.packs import folder_name, pack_folder
 from torchtailor.tailoring.tree import FileState, FileTree, NewFile, Package, folders_above
 from torchtailor.workload import compile_modules
@@ -156,12 +156,12 @@ def _made(
     name = folder_name(package.metadata.name)
     folder, hook = f"{package.site}/{pack_folder(name)}", f"{pack_folder(name)}/{HOOK}"
     tops = " ".join(sorted({inside.partition("/")[0] for inside, *_ in rows}))
-    start = INDEX_LINE.format(place=hook, tops=tops, record=record, standard=own.tops if own else "")
+    start = modules_line(hook, f"use_index(moved, {tops!r}, {record!r}, {own.tops if own else ''!r})")
     files = {
         f"{folder}/{INDEX.format(tag)}": data,
         **({f"{folder}/{STANDARD.format(tag)}": own.data} if own else {}),
         f"{folder}/{HOOK}": finder(),
-        f"{package.site}/torchtailor-{name}-index.pth": start.encode(),
+        f"{package.site}/torchtailor-{name}-index.pth": start,
     }
     new = tuple(
         NewFile(posixpath.normpath(path), content, FileState.of_bytes(content), package)

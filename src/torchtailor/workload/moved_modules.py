@@ -8,7 +8,7 @@ are opened when a module is not in site-packages. A pack is code: the same files
 libraries uses (`native/packs.c`), by owner, rights and kind.
 """
 
-# ruff: noqa: PTH100, PTH109, PTH110, PTH116, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH109, PTH110, PTH116, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -110,45 +110,64 @@ class _Loader(SourceFileLoader):
 
 
 class MovedModules:
-    """Finds modules of one site-packages folder in the packs of a folder, and of those that TORCHTAILOR_PACK names."""
+    """Finds modules of one site-packages folder in the packs beside it, and in those that TORCHTAILOR_PACK names."""
 
-    def __init__(self, site: str, folder: str) -> None:
-        self._site, self._folder = site, folder
+    def __init__(self, site: str) -> None:
+        self.site = site
+        self._folders: dict[str, list[str]] = {}  # with packs, by the first part of the paths of their modules
         self._packs: dict[str, tuple[ZipFile, frozenset[str]]] = {}
-        self._names: dict[str, str] = {}  # the modules of packs that may lie elsewhere, and the names of these
-        self._looked = False
+        self._names: dict[str, tuple[str, str]] = {}  # modules, with their packs by name, and the folders that say so
+        self._looked: set[str] = set()
         self._refused: set[str] = set()
         self.said = False
+
+    def add(self, folder: str, tops: str) -> None:
+        for top in tops.split():
+            known = self._folders.setdefault(top, [])
+            if folder not in known:  # Python reads the .pth files of some environments twice
+                known.append(folder)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
         """As an import asks, after all others were."""
         last = name.rpartition(".")[2]
-        for place in [self._site] if path is None else path:
-            if place == self._site or place.startswith(self._site + os.sep):
-                if not self._looked:
-                    self._look()
+        for place in [self.site] if path is None else path:
+            if place == self.site or place.startswith(self.site + os.sep):
                 file = os.path.join(place, f"{last}.py")
-                inside = os.path.relpath(file, self._site).replace(os.sep, "/")
-                if spec := self._found(name, file, inside) or self._awaited(name, file, inside):
+                inside = self._inside(file)
+                folders = self._looked_at(inside)
+                spec = (self._found(name, file, inside) or self._awaited(name, file, inside)) if folders else None
+                if spec:
                     return spec
         return None
 
     def names_in(self, folder: str) -> list[str]:
         """The modules of a folder that are in packs, also in those that are not there yet."""
-        if folder != self._site and not folder.startswith(self._site + os.sep):
+        if folder != self.site and not folder.startswith(self.site + os.sep):
             return []
-        if not self._looked:
-            self._look()
-        inside = os.path.relpath(folder, self._site).replace(os.sep, "/")
+        inside = self._inside(folder)
+        for one in self._folders if inside == "." else [inside]:
+            self._looked_at(one)
         every = {*self._names, *(name for _, names in self._packs.values() for name in names)}
         parts = (name.rpartition("/") for name in every)
         return sorted(file[:-3] for place, _, file in parts if (place or ".") == inside)
 
     def list_with(self, file: str) -> str:
         """The list of names in which a module is; empty where it is in no pack."""
-        pack = self._names.get(file[len(self._site) + 1 :], "") if file.startswith(self._site + os.sep) else ""
-        names = os.path.join(self._folder, pack.removesuffix(PACK_OF_MODULES) + NAMES)
+        inside = file[len(self.site) + 1 :] if file.startswith(self.site + os.sep) else ""
+        pack, folder = self._names.get(inside, ("", ""))
+        names = os.path.join(folder, pack.removesuffix(PACK_OF_MODULES) + NAMES)
         return names if pack and not os.path.exists(file) else ""
+
+    def _inside(self, path: str) -> str:
+        return os.path.relpath(path, self.site).replace(os.sep, "/")
+
+    def _looked_at(self, inside: str) -> list[str]:
+        """The folders that may have packs with a module, which were looked at."""
+        folders = self._folders.get(inside.partition("/")[0].removesuffix(".py"), [])
+        for folder in folders:
+            if folder not in self._looked:
+                self._look(folder)
+        return folders
 
     def _found(self, name: str, file: str, inside: str) -> ModuleSpec | None:
         for place, (pack, names) in self._packs.items():
@@ -167,36 +186,35 @@ class MovedModules:
 
     def _awaited(self, name: str, file: str, inside: str) -> ModuleSpec | None:
         """A module whose pack is not there yet; without it, that is said instead of that there is no such module."""
-        pack = self._names.get(inside)
-        if pack is None:
+        if inside not in self._names:
             return None
+        pack, folder = self._names[inside]
         wait = os.environ.get("TORCHTAILOR_PACK_WAIT", "")
         left = int(wait) * _LOOKS if wait.isdecimal() else 0
-        if left and not self._packs:
+        if left and all(os.path.basename(place) != pack for place in self._packs):
             self._say(name, f"is in {pack}, which is not there yet: waiting for it up to {wait} seconds")
         import time
 
         for _ in range(left):
             time.sleep(1 / _LOOKS)
-            self._look()
+            self._look(folder)
             if spec := self._found(name, file, inside):
                 return spec
         raise ModuleNotFoundError(
             f"No module named {name!r}: it was not imported when the program was recorded, and {pack}, which has it, "
-            f"is neither in {self._folder} nor where TORCHTAILOR_PACK says (`torchtailor packs pull` brings packs)"
+            f"is neither in {folder} nor where TORCHTAILOR_PACK says (`torchtailor packs pull` brings packs)"
         )  # without its name: `from package import module` would say another thing
 
-    def _look(self) -> None:
-        """Open the packs that are there, and were not before."""
-        self._looked = True
-        own = os.path.basename(self._folder)
+    def _look(self, own: str) -> None:
+        """Open the packs of a package that are there, and were not before."""
+        self._looked.add(own)
         named = [place for place in os.environ.get("TORCHTAILOR_PACK", "").split(":") if place]
-        for folder in (self._folder, *named, *(os.path.join(place, own) for place in named)):
+        for folder in (own, *named, *(os.path.join(place, os.path.basename(own)) for place in named)):
             try:
-                if folder != self._folder:
-                    self._open_folder(os.path.realpath(folder), _Trust(self._site, folder))
+                if folder != own:
+                    self._open_folder(os.path.realpath(folder), _Trust(self.site, folder))
                     continue
-                trust = _Trust(self._site)
+                trust = _Trust(self.site)
                 os.close(trust.open(os.path.dirname(folder), is_folder=True))
                 self._open_folder(folder, trust)
             except FileNotFoundError:
@@ -217,7 +235,7 @@ class MovedModules:
                     file = os.fdopen(trust.open(name, at), "rb")
                     if name.endswith(NAMES):
                         with file:
-                            self._names.update(_read_names(file.read()))
+                            self._names |= dict.fromkeys(*_read_names(file.read(), folder))
                         continue
                     pack = ZipFile(file)
                     self._packs[path] = pack, frozenset(pack.namelist())
@@ -557,6 +575,21 @@ def use_index(hook: str, tops: str, record: str, standard: str = "") -> None:
         finder.add(Index(os.path.dirname(os.__file__), os.path.join(own, STANDARD.format(tag)), ""), standard)
 
 
+def use_packs(hook: str, tops: str) -> None:
+    """Import modules from the packs beside a copy of this file; called by a .pth file."""
+    own = os.path.dirname(hook)
+    site = os.path.dirname(os.path.dirname(own))
+    moved = next((one for one in sys.meta_path if isinstance(one, MovedModules) and one.site == site), None)
+    if moved is None:
+        moved = MovedModules(site)
+        sys.meta_path.append(moved)
+        if "pkgutil" in sys.modules:
+            _WithPkgutil(moved).list_in(sys.modules["pkgutil"])
+        else:
+            sys.meta_path.insert(0, _WithPkgutil(moved))
+    moved.add(own, tops)
+
+
 def list_of_names(pack: str, modules: Iterable[str]) -> bytes:
     """What lies beside the finder, where a pack may not: the modules that it has."""
     import zlib
@@ -564,18 +597,8 @@ def list_of_names(pack: str, modules: Iterable[str]) -> bytes:
     return zlib.compress("\n".join([pack, *modules]).encode(), 9)
 
 
-def _read_names(data: bytes) -> dict[str, str]:
+def _read_names(data: bytes, folder: str) -> tuple[list[str], tuple[str, str]]:
     import zlib
 
     pack, *modules = zlib.decompress(data).decode().split("\n")
-    return dict.fromkeys(modules, pack)
-
-
-if __name__ == "torchtailor_moved_modules":
-    _own = os.path.dirname(os.path.abspath(__file__))
-    _moved = MovedModules(os.path.dirname(os.path.dirname(_own)), _own)
-    sys.meta_path.append(_moved)
-    if "pkgutil" in sys.modules:
-        _WithPkgutil(_moved).list_in(sys.modules["pkgutil"])
-    else:
-        sys.meta_path.insert(0, _WithPkgutil(_moved))
+    return modules, (pack, folder)

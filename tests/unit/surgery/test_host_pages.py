@@ -349,12 +349,14 @@ def test_a_library_for_musl_keeps_its_pages_and_a_sentence_says_why(
     assert "--host-pages moved nothing: 1 library: it is for musl, and the hook for glibc." in said
 
 
-def test_a_dry_run_says_what_it_would_leave(stock: Path, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_it_would_leave(tmp_path: Path) -> None:
+    """A megabyte of relocations moves to the end of the file: they were not counted."""
+    stock = paged_library(tmp_path / "libfar.so", flags=["-DPOINTERS"])
     options = Cut(workload=TracedWorkload(touched(stock)), host_pages=HostPages.ALL, gap=4096)
     planned = tailor_library(stock, None, options)
     _, done = cut(stock, tmp_path, HostPages.ALL)
     assert planned.pages and done.pages and planned.pages.cold == done.pages.cold
-    assert abs(planned.size_after - done.size_after) < 256 << 10
+    assert abs(planned.size_after - done.size_after) < 128 << 10
 
 
 def test_the_proof_finds_whatever_is_changed(stock: Path, tmp_path: Path) -> None:
