@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests import machines
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
+from torchtailor.core.tables import read_table
 from torchtailor.verification.failures import Diagnosis, diagnose, load_failures
 from torchtailor.verification.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
 from torchtailor.verification.failures.log import MAX_LINE, blocks, percent
@@ -473,8 +474,19 @@ def test_numbers_of_cudas_errors(line: str) -> None:
     assert (finding.failure if finding else None) == CODES[line]
 
 
-@pytest.mark.parametrize("name", ["NO_DEVICE", "SYSTEM_NOT_READY", "ILLEGAL_ADDRESS", "UNSUPPORTED_PTX_VERSION"])
-def test_names_of_the_driver_are_known_as_those_of_the_runtime(name: str) -> None:
-    runtime = f"cudaError{name.title().replace('_', '')}"
-    answers = [diagnose(io.BytesIO(text.encode())).finding for text in (f"CUDA_ERROR_{name}", runtime)]
-    assert answers[0] and answers[1] and answers[0].failure == answers[1].failure
+class CudaError(msgspec.Struct):
+    name: str
+    text: str
+    driver: str = ""
+
+
+class CudaErrors(msgspec.Struct):
+    error: list[CudaError]
+
+
+def test_every_error_of_cuda_is_known_by_its_text_and_by_both_names() -> None:
+    """None is forgotten, and what the runtime and the driver's interface call it has one answer."""
+    for error in read_table("verification.failures", "cuda_errors.toml", CudaErrors).error:
+        shown = [f"RuntimeError: CUDA error: {error.text}", f"{error.name}: x", error.driver or error.name]
+        answers = {text: finding.failure if (finding := read(text).finding) else None for text in shown}
+        assert None not in answers.values() and len(set(answers.values())) == 1, answers

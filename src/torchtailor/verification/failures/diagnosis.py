@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import IO
 
 from torchtailor.verification.failures.known import (
@@ -80,7 +81,7 @@ class Diagnosis:
 
 def diagnose(stream: IO[bytes]) -> Diagnosis:
     """Read a log of any size once and name what went wrong first."""
-    reading = _Reading(load_failures(), error_patterns())
+    reading = _Reading()
     for block in blocks(stream):
         reading.take(block)
     return reading.diagnosis()
@@ -88,7 +89,7 @@ def diagnose(stream: IO[bytes]) -> Diagnosis:
 
 def find_failures(text: str, table: FailureTable) -> tuple[FoundFailure, ...]:
     """Every line of a message that a failure of one table explains, in order."""
-    reading = _Reading(load_table(table), (), every=True)
+    reading = _Reading(table, every=True)
     for block in blocks(io.BytesIO(text.encode("utf-8", "replace"))):
         reading.take(block)
     return tuple(hit.found() for hit in reading.hits)
@@ -132,14 +133,21 @@ class _Hit:
 Patterns = Sequence[tuple[KnownFailure | None, Pattern]]
 
 
+@cache
+def _looked_for(table: FailureTable | None) -> tuple[Patterns, Literals]:
+    """The patterns of one table or of all, and of errors, those of the lowest rank first, and their literals."""
+    failures = load_table(table) if table else load_failures()
+    known = [(failure, pattern) for failure in failures for pattern in failure.patterns]
+    known.sort(key=lambda pair: pair[1].rank)  # stable: then in the tables' order
+    patterns = (*known, *((None, pattern) for pattern in (() if table else error_patterns())))
+    return patterns, Literals(pattern.literal for _, pattern in patterns)
+
+
 class _Reading:
     """What has been learnt from the lines so far; `every` keeps each line that matches, not the first of a failure."""
 
-    def __init__(self, failures: Sequence[KnownFailure], errors: Sequence[Pattern], *, every: bool = False) -> None:
-        known = [(failure, pattern) for failure in failures for pattern in failure.patterns]
-        known.sort(key=lambda pair: pair[1].rank)  # stable: then in the tables' order
-        self._patterns: Patterns = [*known, *((None, pattern) for pattern in errors)]
-        self._literals = Literals(pattern.literal for _, pattern in self._patterns)
+    def __init__(self, table: FailureTable | None = None, *, every: bool = False) -> None:
+        self._patterns, self._literals = _looked_for(table)
         self._every = every
         self._first: LogLine | None = None
         self._first_context: list[LogLine] = []

@@ -40,14 +40,25 @@ class AutoFix:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+_compiled = cache(re.compile)  # when first needed: of thousands, a log needs a few
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A literal, the expression tried on lines that contain it, and what the lines after it add."""
 
     literal: bytes
-    regex: re.Pattern[str]
-    then: tuple[re.Pattern[str], ...] = ()
+    expression: str
+    following: tuple[str, ...] = ()
     rank: int = 1
+
+    @property
+    def regex(self) -> re.Pattern[str]:
+        return _compiled(self.expression)
+
+    @property
+    def then(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(map(_compiled, self.following))
 
     def search(self, line: str) -> re.Match[str] | None:
         return self.regex.search(line)
@@ -113,8 +124,8 @@ class _PatternRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     rank: int | None = None
 
     def compile(self, rank: int) -> Pattern:
-        regex = re.compile(self.regex or re.escape(self.contains))
-        return Pattern(self.contains.encode("ascii"), regex, tuple(map(re.compile, self.then)), self.rank or rank)
+        regex = self.regex or re.escape(self.contains)
+        return Pattern(self.contains.encode("ascii"), regex, self.then, self.rank or rank)
 
 
 class _FailureRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -123,11 +134,22 @@ class _FailureRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     fix: str
     source: str
     patterns: tuple[_PatternRow, ...] = ()
-    codes: tuple[int, ...] = ()  # of CUDA's errors: programs that do not ask CUDA for a text print the number
+    codes: tuple[int, ...] = ()  # CUDA's errors, by number, name and text (cuda_errors.toml)
     rank: int = 1
     auto: AutoFix | None = None
     error: str = "build"
     shared: bool = False
+
+
+class _CudaError(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    code: int
+    name: str
+    text: str
+    driver: str = ""  # its name in the driver's interface
+
+
+class _CudaErrors(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    error: tuple[_CudaError, ...]
 
 
 _BEFORE_CODES = ("error ", "error: ", "error (", "failure ", "failure: ", "code ", "code: ", "code=", "returned ")
@@ -135,12 +157,22 @@ _BEFORE_THESE = (
     r"(?:(?i:cuda)(?i: driver| runtime| library| api| initiali[sz]ation| init){0,3}|\bcu(?:da)?[A-Z]\w{2,40}"
     r"(?:\([^)]{0,40}\))?) (?:(?:failed|failure) )?(?:with )?(?:error )?"
 )
+_BEFORE_TEXTS = (
+    r"(?i:\bcu(?:da)?\w{0,40}\b.{0,60}?(?:error|fail|runtime|driver)|\[CUDA\]|cuda\w{1,40}).{0,100}?(?:[:'(]|CUDA) ?"
+)
 
 
-def _code_patterns(codes: tuple[int, ...]) -> Iterator[Pattern]:
-    """`CUDA error 35`, `CUDA initialization failure with error: 35`, `cuInit returned 35`: what its text says, too."""
+def _code_patterns(codes: tuple[int, ...], rank: int) -> Iterator[Pattern]:
+    """`CUDA error: TEXT`, `cudaErrorNAME`, `CUDA_ERROR_NAME`, `cuInit returned 35`."""
+    table = read_table("verification.failures", "cuda_errors.toml", _CudaErrors).error if codes else ()
+    for error in (error for error in table if error.code in codes):
+        longer = [other.text[len(error.text) :] for other in table if other.text.startswith(error.text + " ")]
+        regex = re.escape(error.text) + "".join(f"(?!{re.escape(rest)})" for rest in longer)
+        yield Pattern(error.text.encode(), _BEFORE_TEXTS + regex, rank=rank)
+        for name in filter(None, (error.name, error.driver)):
+            yield Pattern(name.encode(), rf"{name}\b", rank=rank)
     for literal in (f"{before}{code}" for code in codes for before in _BEFORE_CODES):
-        yield Pattern(literal.encode(), re.compile(rf"{_BEFORE_THESE}{re.escape(literal)}\b"), rank=2)
+        yield Pattern(literal.encode(), rf"{_BEFORE_THESE}{re.escape(literal)}\b", rank=max(rank, 2))
 
 
 class _TableFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -184,5 +216,5 @@ def _failure(row: _FailureRow, table: FailureTable) -> KnownFailure:
     if row.shared:
         original = next(other for other in _read(FailureTable.BUILD).failure if other.id == row.id)
         rows, rank = original.patterns, original.rank
-    patterns = (*(pattern.compile(rank) for pattern in rows), *_code_patterns(row.codes))
+    patterns = (*(pattern.compile(rank) for pattern in rows), *_code_patterns(row.codes, rank))
     return KnownFailure(row.id, patterns, row.cause, row.fix, row.source, table, row.auto, row.error, row.shared)
