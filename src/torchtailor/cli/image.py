@@ -24,6 +24,7 @@ class Packing(StrEnum):
 
     GZIP = "gzip"
     ZSTD = "zstd"
+    ESTARGZ = "estargz"
     NONE = "none"
 
 
@@ -65,7 +66,10 @@ def command(
     ] = None,
     compress: Annotated[
         Packing | None,
-        typer.Option(help="Compression of changed layers; default: as they were.", rich_help_panel=_cut.SMALLER),
+        typer.Option(
+            help="Compression of changed layers, default: as they were; estargz of all, to be pulled lazily.",
+            rich_help_panel=_cut.SMALLER,
+        ),
     ] = None,
     platform: Annotated[
         str | None,

@@ -7,14 +7,14 @@ import io
 import queue
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.format import human_bytes
@@ -28,6 +28,7 @@ _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # no name and no time: the same 
 _MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 # A layer may unpack to so many times its size once it is larger than this; real ones stay below 20.
 _MOST_TIMES, _HARMLESS = 200, 4 << 30
+Result = TypeVar("Result")
 
 
 class LayerCompression(Enum):
@@ -36,6 +37,7 @@ class LayerCompression(Enum):
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
+    ESTARGZ = "estargz"  # gzip for who does not know it
 
     @classmethod
     def of(cls, head: bytes) -> LayerCompression:
@@ -170,6 +172,7 @@ class WrittenLayer:
     diff_id: str
     unpacked_size: int
     compression: LayerCompression
+    annotations: Mapping[str, str] | None = None  # what who fetches it in parts has to know
 
 
 class _Packer(Protocol):
@@ -193,6 +196,8 @@ class LayerWriter:
             self._packer = _GzipPacker(self._put, threads)
         elif compression is LayerCompression.ZSTD:
             self._packer = _ZstdPacker(self._put, threads)
+        elif compression is LayerCompression.ESTARGZ:
+            self._packer = MemberPacker(self._put, threads)
         else:
             self._packer = _NoPacker(self._put)
 
@@ -247,14 +252,34 @@ class _NoPacker:
         pass
 
 
+class _InThreads(Generic[Result]):
+    """Jobs on several threads; what they give is taken in their order, and few are ahead."""
+
+    def __init__(self, threads: int, take: Callable[[Result], None]) -> None:
+        self._pool = ThreadPoolExecutor(threads)
+        self._ahead, self._take = threads + 1, take
+        self._waiting: deque[Future[Result]] = deque()
+
+    def submit(self, work: Callable[[bytes], Result], data: bytes) -> None:
+        self._waiting.append(self._pool.submit(work, data))
+        if len(self._waiting) >= self._ahead:
+            self._take(self._waiting.popleft().result())
+
+    def finish(self) -> None:
+        while self._waiting:
+            self._take(self._waiting.popleft().result())
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
 class _GzipPacker:
     """One gzip member; its pieces are packed apart, so that their number of threads does not change a byte."""
 
     def __init__(self, put: _Put, threads: int) -> None:
         self._put = put
-        self._pool = ThreadPoolExecutor(threads)
-        self._ahead = threads + 1
-        self._waiting: deque[tuple[Future[tuple[bytes, int]], int]] = deque()
+        self._jobs = _InThreads(threads, self._collect)
+        self.stop = self._jobs.stop
         self._held: list[bytes] = []
         self._held_size = self._crc = self._total = 0
         put(_GZIP_HEADER)
@@ -271,26 +296,52 @@ class _GzipPacker:
     def finish(self) -> None:
         if self._held_size:
             self._submit()
-        while self._waiting:
-            self._collect()
-        self._put(STREAM_END + self._crc.to_bytes(4, "little") + (self._total & 0xFFFFFFFF).to_bytes(4, "little"))
-
-    def stop(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._jobs.finish()
+        self._put(STREAM_END + _gzip_end(self._crc, self._total))
 
     def _submit(self) -> None:
         piece = b"".join(self._held)
         self._held, self._held_size = [], 0
-        self._waiting.append((self._pool.submit(deflate_piece, piece, Effort.FAST), len(piece)))
-        if len(self._waiting) >= self._ahead:
-            self._collect()
+        self._jobs.submit(_deflated, piece)
 
-    def _collect(self) -> None:
-        future, size = self._waiting.popleft()
-        packed, crc = future.result()
+    def _collect(self, done: tuple[bytes, int, int]) -> None:
+        packed, crc, size = done
         self._crc = combined_crc(self._crc, crc, size)
         self._total += size
         self._put(packed)
+
+
+class MemberPacker:
+    """A gzip member of each piece that is given; where each begins, and its digest, is known once it is written."""
+
+    def __init__(self, put: _Put, threads: int) -> None:
+        self._put, self._size = put, 0
+        self._jobs = _InThreads(threads, self._collect)
+        self.finish, self.stop = self._jobs.finish, self._jobs.stop
+        self.written: list[tuple[int, str]] = []
+
+    def add(self, data: bytes) -> None:
+        self._jobs.submit(_member, data)
+
+    def _collect(self, done: tuple[bytes, str]) -> None:
+        packed, digest = done
+        self.written.append((self._size, digest))
+        self._size += len(packed)
+        self._put(packed)
+
+
+def _deflated(data: bytes) -> tuple[bytes, int, int]:
+    return *deflate_piece(data, Effort.FAST), len(data)
+
+
+def _member(data: bytes) -> tuple[bytes, str]:
+    packed, crc, size = _deflated(data)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return b"".join((_GZIP_HEADER, packed, STREAM_END, _gzip_end(crc, size))), digest
+
+
+def _gzip_end(crc: int, size: int) -> bytes:
+    return crc.to_bytes(4, "little") + (size & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 class _ZstdPacker:

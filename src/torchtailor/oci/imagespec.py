@@ -28,7 +28,9 @@ _CONFIGS = (MediaType.OCI_CONFIG.value, MediaType.DOCKER_CONFIG.value)
 _LAYERS = {
     LayerCompression.NONE: (MediaType.OCI_LAYER, MediaType.DOCKER_LAYER),
     LayerCompression.GZIP: (MediaType.OCI_LAYER_GZIP, MediaType.DOCKER_LAYER_GZIP),
-    LayerCompression.ZSTD: (MediaType.OCI_LAYER_ZSTD, MediaType.OCI_LAYER_ZSTD),  # docker's format has none
+    # Docker's format has none, and no annotations
+    LayerCompression.ZSTD: (MediaType.OCI_LAYER_ZSTD, MediaType.OCI_LAYER_ZSTD),
+    LayerCompression.ESTARGZ: (MediaType.OCI_LAYER_GZIP, MediaType.OCI_LAYER_GZIP),
 }
 _LAYER_TYPES = frozenset(kind.value for pair in _LAYERS.values() for kind in pair) | {MediaType.DOCKER_LAYER_ZSTD.value}
 # Annotations that describe the bytes of a layer for who fetches it in parts: they are not true of a new one.
@@ -206,8 +208,8 @@ def new_manifest(
 
     An annotation without a text removes what the stock image says there.
     """
-    zstd = any(layer.compression is LayerCompression.ZSTD for layer in layers)
-    docker = manifest.is_docker and not zstd and not wants_oci
+    needs_oci = any(layer.compression in (LayerCompression.ZSTD, LayerCompression.ESTARGZ) for layer in layers)
+    docker = manifest.is_docker and not needs_oci and not wants_oci
     rows = [_layer_row(raw, layer, docker=docker) for raw, layer in zip_longest(manifest.data["layers"], layers)]
     data = {
         **manifest.data,
@@ -229,8 +231,9 @@ def _layer_row(raw: Mapping[str, Any] | None, layer: NewLayer, *, docker: bool) 
         return dict(raw)
     row = {key: value for key, value in raw.items() if key not in ("urls", "data", "annotations")}
     own = raw.get("annotations")
-    if isinstance(own, dict) and (kept := {k: v for k, v in own.items() if not k.startswith(_OF_PARTS)}):
-        row["annotations"] = kept
+    kept = {k: v for k, v in own.items() if not k.startswith(_OF_PARTS)} if isinstance(own, dict) else {}
+    if about := {**kept, **(layer.descriptor.annotations or {})}:
+        row["annotations"] = about
     kind = _LAYERS[layer.compression][1 if docker else 0].value
     return {**row, "mediaType": kind, "digest": layer.descriptor.digest, "size": layer.descriptor.size}
 

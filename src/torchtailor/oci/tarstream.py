@@ -268,16 +268,22 @@ def with_size(member: LayerMember, size: int) -> bytes:
     return b"".join(out)
 
 
-def new_member(like: LayerMember, name: bytes, size: int, *, folder: bool = False) -> bytes:
-    """The header of a new file, or folder, with the owner, time and (for files) mode of another file."""
+def header_of(member: LayerMember) -> tuple[bytes, dict[bytes, bytes]]:
+    """The block that describes a member, and the extended records before it."""
     records: dict[bytes, bytes] = {}
     position = 0
-    while (header := like.blocks[position : position + BLOCK])[156:157] in (_PAX, GLOBAL, _LONG_NAME, _LONG_LINK):
+    while (header := member.blocks[position : position + BLOCK])[156:157] in (_PAX, GLOBAL, _LONG_NAME, _LONG_LINK):
         length = _number(header[_SIZE], "")
         position += BLOCK
         if header[156:157] == _PAX:
-            records.update(_records(like.blocks[position : position + length], ""))
+            records.update(_records(member.blocks[position : position + length], ""))
         position += length + -length % BLOCK
+    return header, records
+
+
+def new_member(like: LayerMember, name: bytes, size: int, *, folder: bool = False) -> bytes:
+    """The header of a new file, or folder, with the owner, time and (for files) mode of another file."""
+    header, records = header_of(like)
     kept = {key: value for key, value in records.items() if key in _OF_OWNER}
     if len(name) > 100:
         kept[b"path"] = name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -15,7 +15,7 @@ from torchtailor.core.errors import NoMatchError
 from torchtailor.core.tables import read_table
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.workload.pack import PACK_FOLDER
-from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
+from torchtailor.workload.trace import FILES_UNKNOWN, STANDARD, Trace, merge_traces
 
 _LARGE = 64 << 10
 Ranges = tuple[tuple[int, int], ...]
@@ -112,6 +112,20 @@ class TracedWorkload:
             and not names[path].startswith(f"{PACK_FOLDER}/")
         ]
 
+    def in_order(self, paths: Iterable[str], resolve: Callable[[str], str]) -> Iterator[str]:
+        """Of all files of a tree those that were opened, in the order of their first use; `resolve` follows links. A
+        trace that knows no files elsewhere, as those of older releases, names those of Python."""
+        paths = list(paths)
+        yield from map(resolve, self.trace.elsewhere)
+        own = ((path, match[1]) for path in paths if (match := STANDARD.fullmatch(f"/{path}")))
+        for named, names in ((own, self.trace.standard), (_names_in_traces(paths).items(), self.trace.opened)):
+            places: dict[str, list[str]] = {}
+            for path, name in named:
+                places.setdefault(name, []).append(path)
+            for name in names:
+                bytecode = None if name in places else _BYTECODE.fullmatch(name)
+                yield from map(resolve, places.get(_source_of(bytecode) if bytecode else name, ()))
+
     def imported(self, paths: Iterable[str]) -> list[str]:
         """Of these files, those from which modules of Python were imported: their sources, and extension modules."""
         sources = _sources(self.trace.opened)
@@ -158,21 +172,25 @@ class TracedWorkload:
 
 def _sources(opened: Iterable[str]) -> set[str]:
     """The modules that were imported by opening these files."""
-    sources = {f"{match['folder']}{match['module']}.py" for path in opened if (match := _BYTECODE.fullmatch(path))}
+    sources = {_source_of(match) for path in opened if (match := _BYTECODE.fullmatch(path))}
     return sources | {path for path in opened if path.endswith(".py") or _EXTENSION.fullmatch(path)}
+
+
+def _source_of(bytecode: re.Match[str]) -> str:
+    return f"{bytecode['folder']}{bytecode['module']}.py"
 
 
 def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str]) -> bool:
     """Whether a file is the bytecode of a module whose source is there, and neither was opened."""
     match = _BYTECODE.fullmatch(path)
-    source = f"{match['folder']}{match['module']}.py" if match else ""
+    source = _source_of(match) if match else ""
     return source in names and names.get(path) not in opened and names[source] not in opened
 
 
 def _unused_modules(names: Mapping[str, str], opened: Collection[str]) -> Iterable[str]:
     """The sources of modules of which neither these nor bytecode was opened. Those of packages stay, as without them
     their folder would be one, and so do modules beside a folder of their name."""
-    bytecode = {f"{match['folder']}{match['module']}.py" for path in opened if (match := _BYTECODE.fullmatch(path))}
+    bytecode = {_source_of(match) for path in opened if (match := _BYTECODE.fullmatch(path))}
     folders = {path.rpartition("/")[0] for path in names}
     for path, name in names.items():
         folder, _, file = path.rpartition("/")

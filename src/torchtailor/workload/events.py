@@ -27,11 +27,12 @@ from torchtailor.core.format import counted
 from torchtailor.core.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import container_key
-from torchtailor.workload.trace import PAGE, Trace, TracedLibrary, merge_traces, merged_pages
+from torchtailor.workload.trace import PAGE, STANDARD, Trace, TracedLibrary, merge_traces, merged_pages
 
 PAGES_SUFFIX = ".pages"
 _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
-_STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)(.+\.(?:pyc?|so))")
+_TEMPORARY = re.compile(r"/(?:tmp|run|proc|sys|dev|var/(?:tmp|run|cache))/")
+_MOST_ELSEWHERE = 20_000  # files: a program may read a million of data
 _ESCAPED = re.compile(r"\\(.)")
 _MEANING = {"t": "\t", "n": "\n", "\\": "\\"}
 _MAX_LINE = 64 << 10  # the hook's lines hold at most a path and some numbers
@@ -97,7 +98,7 @@ class Recorded:
 
     loads: dict[str, set[int]] = field(default_factory=dict)  # by the path of a library, addresses
     misses: dict[str, set[tuple[int, bytes]]] = field(default_factory=dict)  # the same, with the keys of containers
-    opened: set[str] = field(default_factory=set)
+    opened: dict[str, None] = field(default_factory=dict)  # in the order of their first use
     looked: set[str] = field(default_factory=set)  # for files that were there
     processes: set[str] = field(default_factory=set)
     unknown: int = 0  # raw code that belongs to no library
@@ -135,12 +136,12 @@ class Recorded:
             case ["miss", library, address, _, key]:
                 self.misses.setdefault(library, set()).add((int(address, 16), bytes.fromhex(key)))
             case ["open", opened]:
-                self.opened.add(opened)
+                self.opened.setdefault(opened)
             case ["look", looked]:
                 self.looked.add(looked)
             case ["proc", process, *program]:
                 self.processes.add(process)
-                self.opened.update(program[:1])  # by the kernel
+                self.opened |= dict.fromkeys(program[:1])  # by the kernel
             case ["cubin", *_]:
                 self.unknown += 1
             case ["lost", what]:
@@ -160,7 +161,7 @@ def _unescaped(word: str) -> str:
 def read_events(paths: Iterable[Path]) -> Recorded:
     """Read the files that the processes of a run left."""
     recorded = Recorded()
-    files = sorted(paths)
+    files = sorted(paths, key=_start)
     for path in (path for path in files if path.suffix != PAGES_SUFFIX):
         recorded.read(path)
     unfinished: list[str] = []
@@ -175,6 +176,12 @@ def read_events(paths: Iterable[Path]) -> Recorded:
     if count := sum(not (one.startswith("1-") and one in finished) for one in unfinished):
         recorded.lost.add(f"the pages of {counted(count, 'process', 'processes')} that had not ended")
     return recorded
+
+
+def _start(path: Path) -> tuple[int, int, str]:
+    """When the process of a file began, by the clock of the kernel, and its number; files are named `NUMBER-START`."""
+    number, start = (*map(int, re.findall(r"\d+", path.name)), 0, 0)[:2]
+    return start, number, path.name
 
 
 def make_trace(
@@ -199,12 +206,22 @@ def make_trace(
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
             lost.append(_plain(f"{path[:_MAX_SAID]} cannot be read: {why[:_MAX_SAID].rstrip('.')}"))
     folders = [str(root.absolute()) for root in roots]
-    opened = set(_below_sites(recorded.opened, folders, system))
+    opened: dict[str, None] = {}
+    standard: dict[str, None] = {}
+    elsewhere: dict[str, None] = {}
+    for path in recorded.opened:
+        if below := [*_below_sites([path], folders, system)]:
+            opened |= dict.fromkeys(below)
+        elif match := _standard(path):
+            standard.setdefault(match[1])
+        elif not _TEMPORARY.match(path) and _fits(place := os.path.normpath(path).lstrip("/"), RelativePath):
+            elsewhere.setdefault(place)
     trace = Trace(
         libraries=tuple(libraries),
-        opened=tuple(sorted(opened)),
-        standard=tuple(sorted({match[1] for path in recorded.opened if (match := _standard(path))})),
-        looked=tuple(sorted(set(_below_sites(recorded.looked, folders, system)) - opened)),
+        opened=tuple(opened),
+        standard=tuple(standard),
+        elsewhere=tuple(elsewhere)[:_MOST_ELSEWHERE],
+        looked=tuple(sorted(set(_below_sites(recorded.looked, folders, system)) - opened.keys())),
         programs=tuple(map(_plain, programs)),
         processes=len(recorded.processes),
         lost=tuple(lost),
@@ -215,7 +232,7 @@ def make_trace(
 
 def _standard(path: str) -> re.Match[str] | None:
     """A file of Python's own library."""
-    match = _STANDARD.fullmatch(os.path.normpath(path))
+    match = STANDARD.fullmatch(os.path.normpath(path))
     return match if match and _fits(match[1], RelativePath) else None
 
 

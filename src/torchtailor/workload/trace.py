@@ -8,10 +8,11 @@ file by its path below site-packages: a trace taken on one machine counts on eve
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,8 @@ SCHEMA = "torchtailor-trace"
 VERSION = 1
 FILES_UNKNOWN = "which files were opened"  # among what was lost: a hook without LD_PRELOAD sees none
 _LABEL_DIGITS = 7
+# of Python's own library
+STANDARD = re.compile(r".*/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)(.+\.(?:pyc?|so))")
 
 Identity = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z", description="the identity of a library")]
 Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
@@ -79,12 +82,13 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
     """What one program used, or several."""
 
     libraries: tuple[TracedLibrary, ...] = ()
-    opened: tuple[RelativePath, ...] = ()  # below site-packages
+    opened: tuple[RelativePath, ...] = ()  # below site-packages, in the order of their first use, as the next two
     programs: tuple[str, ...] = ()
     processes: Size = 0
     lost: tuple[str, ...] = ()  # what could not be recorded, in words
     looked: tuple[RelativePath, ...] = ()  # files that were only looked for, and have to be there
     standard: tuple[RelativePath, ...] = ()  # of Python's own library, opened
+    elsewhere: tuple[RelativePath, ...] = ()  # opened as well, from the root
     neighbours: bool = False  # the kernel mapped pages in groups: those beside touched ones are named too
     schema: str = SCHEMA
     version: int = VERSION
@@ -165,17 +169,23 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
     for trace in traces:
         for library in trace.libraries:
             by_identity.setdefault(library.identity, []).append(library)
-    opened = {path for trace in traces for path in trace.opened}
+    opened = _in_order(trace.opened for trace in traces)
     return Trace(
         libraries=tuple(sorted(map(_merged, by_identity.values()), key=lambda one: (one.name, one.identity))),
-        opened=tuple(sorted(opened)),
-        looked=tuple(sorted({path for trace in traces for path in trace.looked} - opened)),
-        standard=tuple(sorted({path for trace in traces for path in trace.standard})),
-        programs=tuple(dict.fromkeys(program for trace in traces for program in trace.programs)),
+        opened=opened,
+        looked=tuple(sorted({path for trace in traces for path in trace.looked}.difference(opened))),
+        standard=_in_order(trace.standard for trace in traces),
+        elsewhere=_in_order(trace.elsewhere for trace in traces),
+        programs=_in_order(trace.programs for trace in traces),
         processes=sum(trace.processes for trace in traces),
-        lost=tuple(dict.fromkeys(what for trace in traces for what in trace.lost)),
+        lost=_in_order(trace.lost for trace in traces),
         neighbours=any(trace.neighbours for trace in traces),
     )
+
+
+def _in_order(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Each once, where it comes first."""
+    return tuple(dict.fromkeys(chain.from_iterable(several)))
 
 
 def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:

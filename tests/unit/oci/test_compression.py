@@ -30,7 +30,7 @@ def unpacked(data: bytes, step: int = 10_000) -> bytes:
     return b"".join(UnpackedLayer(pieces, len(data), "A layer"))
 
 
-@pytest.mark.parametrize("compression", LayerCompression)
+@pytest.mark.parametrize("compression", [one for one in LayerCompression if one is not LayerCompression.ESTARGZ])
 def test_the_same_bytes_for_any_number_of_threads(tmp_path: Path, compression: LayerCompression) -> None:
     results = [written(tmp_path / f"{n}", compression, n, 1_000_003 // n) for n in (1, 2, 5)]
     assert len({(one.digest, one.size, one.diff_id) for one in results}) == 1

@@ -13,7 +13,7 @@ from torchtailor.code.gpucode.scan import scan_file
 from torchtailor.core.errors import BadInputError
 from torchtailor.workload.events import make_trace, read_events
 from torchtailor.workload.pack import container_key
-from torchtailor.workload.trace import read_trace, write_trace
+from torchtailor.workload.trace import Trace, merge_traces, read_trace, write_trace
 
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
@@ -131,7 +131,22 @@ def test_what_was_opened_where_packages_were_installed_into_any_folder(tmp_path:
     opened = [f"open\t{tmp_path}/{name}" for name in ("deps/torch/lib/a.so", "deps/torch/_vendor/x/b.so", "other/c.so")]
     rows = [f"proc\t1\t{tmp_path}/deps/torch/bin/tool", *opened]
     trace = make_trace(read_events([lines(tmp_path / "1.tsv", *rows)]))
-    assert trace.opened == ("torch/_vendor/x/b.so", "torch/bin/tool", "torch/lib/a.so")
+    assert trace.opened == ("torch/bin/tool", "torch/lib/a.so", "torch/_vendor/x/b.so")
+
+
+def test_files_are_named_in_the_order_of_their_first_use(tmp_path: Path) -> None:
+    """By processes as they began, whatever their numbers; temporary files are nobody's."""
+    site, own = "/env/lib/python3.12/site-packages", "/usr/lib/python3.12"
+    second = [f"{site}/b.py", f"{own}/json/z.py", f"{own}/abc.py", "/srv/app.py", f"{site}/a.py", "/tmp/x", "/srv/b"]
+    for name, program, paths in (
+        ("7-200.tsv", "/usr/bin/python3", second),
+        ("30-90.tsv", "/bin/sh", ["/etc/z", "/srv/b"]),
+    ):
+        lines(tmp_path / name, f"proc\t1\t{program}", *(f"open\t{path}" for path in paths))
+    trace = make_trace(read_events(tmp_path.iterdir()))
+    assert trace.opened == ("b.py", "a.py") and trace.standard == ("json/z.py", "abc.py")
+    assert trace.elsewhere == ("bin/sh", "etc/z", "srv/b", "usr/bin/python3", "srv/app.py")
+    assert merge_traces([Trace(opened=("a.py", "z.py")), trace]).opened == ("a.py", "z.py", "b.py")
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".pages"])

@@ -16,8 +16,9 @@ from torchtailor.core.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.core.format import counted, printable
 from torchtailor.core.progress import Progress
 from torchtailor.core.version import __version__
-from torchtailor.oci.compression import LayerWriter, UnpackedLayer, WrittenLayer, ahead
+from torchtailor.oci.compression import LayerCompression, LayerWriter, UnpackedLayer, WrittenLayer, ahead
 from torchtailor.oci.descriptor import Descriptor
+from torchtailor.oci.estargz import layer_writer
 from torchtailor.oci.filesystem import Content, LayerFile, MemberKind
 from torchtailor.oci.imagespec import (
     ImageConfig,
@@ -160,6 +161,11 @@ class _OneImage:
         )
 
     @property
+    def in_parts(self) -> bool:
+        """Whether every layer is written anew, so that none has to be pulled whole."""
+        return self.options.compression is LayerCompression.ESTARGZ
+
+    @property
     def moves_unopened(self) -> bool:
         """Whether files that were never opened go to the last layer as they are."""
         return self.tailoring.drop_unopened and self.options.packs_to is Cold.LAYER
@@ -171,9 +177,7 @@ class _OneImage:
         self._check_glibc()
         with ExitStack() as stack:
             if self.options.packs_to is Cold.LAYER and not self.tailoring.dry_run:
-                packing = self.options.compression or self.survey.layers[-1].compression
-                writer = LayerWriter(self.folder / "cold", packing, self.tailoring.workers)
-                self.cold = stack.enter_context(writer)
+                self.cold = stack.enter_context(self._writer("cold", len(self.survey.layers) - 1))
             written = [self._layer(number) for number in range(len(self.manifest.layers))]
             if self.cold and not self.cold.is_empty:
                 self.cold.write(bytes(2 * BLOCK))
@@ -248,7 +252,7 @@ class _OneImage:
     def _settled(self, number: int) -> bool:
         """Whether a layer certainly stays as it is, whatever later layers hold."""
         cut = self.tailoring
-        if self.options.squash_shadowed or cut.drop_unopened or cut.index_modules or cut.targets.none:
+        if self.in_parts or self.options.squash_shadowed or cut.drop_unopened or cut.index_modules or cut.targets.none:
             return False
         if any(candidate.file.layer == number for candidate in self.survey.candidates.values()):
             return False
@@ -402,7 +406,7 @@ class _OneImage:
         }
         moved = frozenset(file.number for file in own if file.content in self.moved)
         changes = LayerChanges(gone, replaced, sizes, added, moved)
-        if not changes:
+        if not changes and not self.in_parts:
             self.cutter.send(layer, self.spooled.pop(layer.digest, None))
             return None
         if self.tailoring.dry_run:
@@ -500,14 +504,28 @@ class _OneImage:
     def baked(self) -> tuple[MadeCaches, ...]:
         return baked_caches(self.packages, self.tailoring)
 
+    def _writer(self, name: str, like: int, first: Iterable[str] = ()) -> LayerWriter:
+        packing = self.options.compression or self.survey.layers[like].compression
+        return layer_writer(self.folder / name, packing, self.tailoring.workers, first, self.cutter.progress)
+
+    @cached_property
+    def used(self) -> tuple[str, ...]:
+        """The files that the program used, in the order of their first use."""
+        if not self.tailoring.workload:
+            return ()
+        files = [file.path for file in self.survey.view.visible()]
+        return tuple(dict.fromkeys(self.tailoring.workload.in_order(files, self.survey.view.resolve)))
+
     def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
+        here = [path for path in self.used if (file := self.survey.view.at(path)) and file.layer == number]
+        new = (one.path for several in changes.added.values() for one in several if one.content is not None)
+        first = (*here, *new) if self.used else ()
         layer = self.manifest.layers[number]
-        packing = self.options.compression or self.survey.layers[number].compression
         self.cutter.progress.begin(f"Writing layer {number + 1}", layer.size)
         with (
             self._counted_pieces(number) as pieces,
             closing(ahead(UnpackedLayer(pieces, layer.size, self.where))) as unpacked,
-            LayerWriter(self.folder / f"new-{number}", packing, self.tailoring.workers) as writer,
+            self._writer(f"new-{number}", number, first) as writer,
         ):
             return changes.write(unpacked, writer, self.where, self.cold)
 
@@ -533,7 +551,8 @@ class _OneImage:
         for number, new in enumerate(written):
             if isinstance(new, WrittenLayer):
                 kind = layer_type(new.compression, docker=self.manifest.is_docker)
-                layers.append(NewLayer(Descriptor(kind, new.digest, new.size), new.diff_id, new.compression))
+                row = Descriptor(kind, new.digest, new.size, annotations=dict(new.annotations or {}))
+                layers.append(NewLayer(row, new.diff_id, new.compression))
             else:
                 layers.append(NewLayer(self.manifest.layers[number], self.config.diff_ids[number]))
         words = {

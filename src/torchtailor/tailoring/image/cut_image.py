@@ -20,6 +20,7 @@ from torchtailor.core.disk import staging_folder
 from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, UsageError
 from torchtailor.core.format import counted
 from torchtailor.core.progress import Progress
+from torchtailor.oci.compression import LayerCompression
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.imagespec import (
     ImageIndex,
@@ -74,6 +75,11 @@ def cut_image(
         if asked and not target.takes_referrers:
             raise UsageError(
                 f"{target.name} cannot hold what {asked} attaches.", "Write to a registry, an oci: or an oci-archive:."
+            )
+        if options.compression is LayerCompression.ESTARGZ and not target.takes_referrers:
+            raise UsageError(
+                f"{target.name} has no annotations, which --compress estargz needs.",
+                "Write to a registry, an oci: or an oci-archive:.",
             )
         if _replaces(goal, origin, image, insecure=insecure):
             raise UsageError(
