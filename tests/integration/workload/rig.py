@@ -158,11 +158,16 @@ class Rig:
         return self.folder / PRELOAD
 
     def compile(self, output: Path, *arguments: str | Path) -> Path:
+        """The same is compiled once, and copied."""
+        name = hashlib.sha256(repr((output.name, *map(str, arguments))).encode()).hexdigest()
+        compiled = self.folder / "compiled" / name
+        if not compiled.exists():
+            compiled.parent.mkdir(exist_ok=True)
+            line = [self.tools.compiler, "-O1", "-g", "-fPIC", "-w", f"-I{STANDIN}", "-o", compiled, *arguments]
+            done = subprocess.run([*line, "-ldl", "-lpthread"], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
         output.parent.mkdir(parents=True, exist_ok=True)
-        line = [self.tools.compiler, "-O1", "-g", "-fPIC", "-w", f"-I{STANDIN}", "-o", output, *arguments]
-        done = subprocess.run([*line, "-ldl", "-lpthread"], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return output
+        return Path(shutil.copy(compiled, output))
 
     def build(self) -> Rig:
         tool = build_tool()
@@ -213,10 +218,11 @@ class Rig:
         runtime: bool = False,
     ) -> Path:
         """A library with these containers; `renamed` as a cut one, `imports` of the driver, or of libcudart."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / hashlib.sha256(repr(codes).encode()).hexdigest()
+        folder.mkdir(exist_ok=True)
         lines = ['.section .nv_fatbin,"a",%progbits', ".balign 8"]
         for number, code in enumerate(codes):
-            binary = path.with_suffix(f".{number}.bin")
+            binary = folder / f"{number}.bin"
             binary.write_bytes(code)
             lines += [f"code{number}:", f'.incbin "{binary}"', ".balign 8"]
         lines += ['.section .nvFatBinSegment,"aw",%progbits', ".balign 8", ".globl wrappers", "wrappers:"]
@@ -224,7 +230,7 @@ class Rig:
             lines += [".long 0x466243B1, 1", f".quad code{number}, 0"]
         lines += ['.section .rodata,"a",%progbits', ".balign 8", ".globl wrapper_count", "wrapper_count:"]
         lines += [f".long {len(codes)}", '.section .note.GNU-stack,"",%progbits', ""]
-        assembly = path.with_suffix(".s")
+        assembly = folder / "code.s"
         assembly.write_text("\n".join(lines))
         options: list[str | Path] = ["-shared", f"-Wl,-soname,{path.name}", *flags]
         libraries: list[str | Path] = []
