@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ import pytest
 
 from torchtailor.verification.failures import Diagnosis, FailureTable, diagnose, load_failures
 
+pytestmark = pytest.mark.xdist_group("messages")  # each is answered once
 MESSAGES = Path(__file__).parent / "messages"
 KNOWN_SHARE = 0.8
 
@@ -82,6 +84,7 @@ def read(text: str) -> Diagnosis:
     return diagnose(io.BytesIO(text.encode()))
 
 
+@cache
 def answer(text: str) -> str | None:
     finding = read(text).finding
     return finding.failure if finding else None
