@@ -7,6 +7,7 @@ by the tests of one run, and by several runs in the folder that TORCHTAILOR_TEST
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import itertools
 import os
@@ -66,6 +67,16 @@ _PYTHONS = {"PYENV_ROOT": _HOME / ".pyenv", "UV_PYTHON_INSTALL_DIR": _DATA / "uv
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long texts are numbered, not spelled out: nobody reads them, and those of random bytes differ between workers."""
     return argname if isinstance(val, bytes | str) and len(val) > 120 else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """All tests are there to stay: looking through them for garbage was a third of the time that collecting takes."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

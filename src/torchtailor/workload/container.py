@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -100,10 +101,7 @@ def _unpack(engine: str, container: str, root: Path, wanted: Iterable[str]) -> N
         targets: dict[str, list[str]] = {}
         for path in missing:
             targets.setdefault(_resolved(path, links), []).append(path)
-        with (
-            subprocess.Popen([engine, "export", container], stdout=subprocess.PIPE) as export,
-            tarfile.open(fileobj=export.stdout, mode="r|") as tar,
-        ):
+        with _exported(engine, container) as tar:
             for member in tar:
                 place = posixpath.normpath(f"/{member.name}")
                 if member.issym():
@@ -115,6 +113,26 @@ def _unpack(engine: str, container: str, root: Path, wanted: Iterable[str]) -> N
                     missing.difference_update(targets[place])
         if not links or all(_resolved(path, links) == path for path in missing):
             return
+
+
+@contextmanager
+def _exported(engine: str, container: str) -> Iterator[tarfile.TarFile]:
+    """The files of a container, all of them or an error."""
+    with subprocess.Popen([engine, "export", container], stdout=subprocess.PIPE) as export:
+        assert export.stdout
+        try:
+            with tarfile.open(fileobj=export.stdout, mode="r|") as tar:
+                yield tar
+            whole = True
+        except tarfile.ReadError:
+            whole = False
+        while export.stdout.read(1 << 16):  # what comes after the end of the archive
+            pass
+    if export.returncode or not whole:
+        raise EnvironmentProblem(
+            f"{engine} does not give the files of the container that it ran.",
+            "Its own message is above. Record again; nobody else may remove the container meanwhile.",
+        )
 
 
 def _put(content: IO[bytes], places: Iterable[Path]) -> None:

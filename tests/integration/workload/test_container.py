@@ -16,8 +16,9 @@ from tests.calling import call
 from tests.integration.oci.conftest import need
 from torchtailor.workload.trace import read_trace
 
+pytestmark = pytest.mark.xdist_group("podman")  # one image for all
 PYTHON = Path("/usr/bin/python3")
-IMAGE = "localhost/torchtailor-record-test:1"
+IMAGE = f"localhost/torchtailor-record-test:{os.getpid()}"  # two runs of the tests may share podman's storage
 SITE = "opt/venv/lib/python3/site-packages"
 # What runs containers where resource limits may not be raised, and with cgroups of both versions.
 SETTINGS = """

@@ -53,6 +53,22 @@ def test_an_engine_that_cannot(tmp_path: Path, env: str, error: str) -> None:
     assert error in record(tmp_path, folder, "--", "python", "app.py")[1]
 
 
+@pytest.mark.parametrize("export", ["exit 125", "head -c 700 {tar}; exit 1", "cat {tar}; exit 1"])
+def test_a_container_that_somebody_removes(tmp_path: Path, export: str) -> None:
+    """Before its files are asked for, or while they come."""
+    with tarfile.open(tmp_path / "tar", "w") as tar:
+        for name in ("a", "b"):
+            tar.addfile(tarfile.TarInfo(name))
+    script = f"""
+case "$1" in
+  image) echo null;;
+  run) echo 1234 > "$3";;
+  export) {export.format(tar=tmp_path / "tar")};;
+esac"""
+    code, said = record(tmp_path, engine(tmp_path / "bin", "podman", script))
+    assert code == ExitCode.ENVIRONMENT and "podman does not give the files of the container that it ran." in said
+
+
 def test_what_the_engine_is_told(tmp_path: Path) -> None:
     """The image's own preloads stay behind the recorder."""
     script = f"""
