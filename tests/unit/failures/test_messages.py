@@ -2,11 +2,11 @@
 
 `messages/known.toml` was read while the patterns were written, `messages/later.toml` looked up after that, with its
 score before patterns were added for what it lacked; `messages/rounds.toml` has what came after, in rounds, each with
-what was answered at first sight; `messages/classes.toml` has members of classes, in the words of the programs that print
-them. `messages/holdout.toml` was put aside before: 40 of all
-that were collected, chosen by the hash of their text. Whoever collected them had read them, and many are of the same
-kinds as the known ones, so the score is no estimate for messages of other threads: of 43 that were looked up later, 23
-were known and two were explained wrongly before patterns were added for them.
+what was answered at first sight; `messages/classes.toml` has members of classes, in the words of the programs that
+print them. `messages/holdout.toml` was put aside before: 40 of all that were collected, chosen by the hash of their
+text. Whoever collected them had read them, and many are of the same kinds as the known ones, so the score is no
+estimate for messages of other threads: of 43 that were looked up later, 23 were known and two were explained wrongly
+before patterns were added for them.
 """
 
 from __future__ import annotations
