@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
     from torchtailor.tailoring.image.result import ImageResult
     from torchtailor.tailoring.result import TailorResult
+    from torchtailor.trees.artifact.drops import DroppedFile
 
 SMALLER = "To save more"
 WORKLOAD = "For one program"
@@ -227,6 +228,36 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
         rest = ", ".join(left.partition(";")[0].strip() for left in required.values() if left)
         stays = f" Of others, {rest} stays." if rest else ""
         yield f"No longer required: {gone or 'nothing'}.{stays}"
+
+
+def said_of_left_out(result: TailorResult | ImageResult, cut: Cut) -> Iterator[str]:
+    """What goes by rules, or because it was never opened; and what of that lies apart."""
+    from torchtailor.core.format import counted, human_bytes
+    from torchtailor.surgery.cut import GPU_ONLY, UNOPENED
+    from torchtailor.trees.artifact.drops import default_rules, drop_rules
+
+    move = "Would move" if cut.dry_run else "Moved"
+    gone = [file for file in result.dropped_files if file.rule != GPU_ONLY]
+    if modules := [] if cut.no_pack else [file for file in gone if file.rule == UNOPENED and file.path.endswith(".py")]:
+        size = human_bytes(sum(file.size for file in modules))
+        were = "was" if len(modules) == 1 else "were"
+        yield f"{move} {counted(len(modules), 'module')} of {size} that {were} never imported to packs."
+    if moved := getattr(result, "moved_files", ()):
+        size, count = human_bytes(sum(one.size for one in moved)), sum(one.files for one in moved)
+        were = "was" if count == 1 else "were"
+        yield f"{move} {counted(count, 'file')} of {size} that {were} never opened beside the packs; links lead there."
+    by_rule: dict[str, list[DroppedFile]] = {}
+    for file in gone:
+        if file not in modules:
+            by_rule.setdefault(file.rule, []).append(file)
+    for name, files in by_rule.items():
+        size, first = human_bytes(sum(file.size for file in files)), files[0].path.rsplit("/", 1)[-1]
+        what = (
+            f"{counted(len(files), 'file')} of {size}, such as {first}" if files[1:] else f"1 file of {size}, {first}"
+        )
+        option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
+        why = drop_rules()[name].what if name in default_rules() else option
+        yield f"{'Would leave' if cut.dry_run else 'Left'} out {what} ({why})."
 
 
 def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Iterator[str]:

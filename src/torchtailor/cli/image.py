@@ -198,7 +198,6 @@ def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:
 
     from torchtailor.cli.ui import human_bytes
     from torchtailor.core.format import counted
-    from torchtailor.surgery.cut import GPU_ONLY
     from torchtailor.surgery.result import LibraryStatus
 
     share = 100 * image.unpacked_after / image.unpacked_before if image.unpacked_before else 100
@@ -220,11 +219,7 @@ def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:
             yield f"{counted(left[status], 'library', 'libraries')} of {size} left: {reason}."
     if image.could_save:
         yield f"--nvidia would save another {human_bytes(image.could_save)} (read `torchtailor help licences` first)."
-    if files := [file for file in image.dropped_files if file.rule != GPU_ONLY]:
-        size = human_bytes(sum(file.size for file in files))
-        verb = "Would leave" if cut.dry_run else "Left"
-        rules = ", ".join(dict.fromkeys(file.rule for file in files))
-        yield f"{verb} out {counted(len(files), 'file')} of {size} ({rules})."
+    yield from _cut.said_of_left_out(image, cut)
     yield from _cut.said_of_no_gpu(image, dry_run=cut.dry_run)
     yield from _cut.said_of_indexes(image, dry_run=cut.dry_run)
     yield from _cut.said_of_packs([one.result for one in image.changed], cut)

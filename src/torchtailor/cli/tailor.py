@@ -95,7 +95,7 @@ def _print_drop_rules(*, json: bool) -> None:
 
 
 def _print(report: TailorReport) -> None:
-    from torchtailor.cli.ui import human_bytes, human_seconds, out, table
+    from torchtailor.cli.ui import human_bytes, out, table
 
     results = report.results
     changed = [library for result in results for library in result.changed]
@@ -107,35 +107,44 @@ def _print(report: TailorReport) -> None:
     else:
         for result in results:
             before, after, left = _cut.sizes(result.size_before, result.size_after)
-            sizes = f": {before} -> {after} ({left})" if result.differs and not result.dry_run else ""
+            sizes = f": {before} -> {after} ({left})" if result.differs and not result.size_after_unknown else ""
+            if result.packs_size and sizes:
+                sizes += f", {human_bytes(result.size_after - result.packs_size)} without its packs"
+            elif report.options.packing and not report.options.no_pack and result.dry_run and sizes:
+                sizes += " without its packs"
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
         _warn(result)
     _print_leftovers(report)
     saved = max(sum(library.saved for library in changed), 0)  # code that lies in small pieces leaves zeros
-    targets = report.options.targets
     if kept := sum(result.removed_size for result in results):
-        packs = 0 if report.options.packs or report.options.no_pack else sum(library.pack_size for library in changed)
-        left_out = sum(file.size for result in results for file in result.dropped_files)
-        gained = human_bytes(max(saved + left_out - kept - packs, 0))
+        gained = human_bytes(max(sum(result.size_before - result.size_after for result in results) - kept, 0))
         out().print(f"What was cut out is kept ({human_bytes(kept)}): {gained} of disk were freed.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)
     for line in _explained(report):
         out().print(line, markup=False)
     _print_nvidias(results)
-    size = sum(library.size_before for result in results for library in result.libraries)
-    verb = "Would save" if report.options.dry_run else "Saved"
-    saving, took = f"{verb} {human_bytes(saved)} of libraries for {targets}", human_seconds(report.seconds)
-    if not report.options.dry_run:
-        saving += f" in {took}"
-    before, after, left = _cut.sizes(size, size - saved)
-    line = f"{saving}: {before} -> {after} ({left})." if saved else f"{saving}."
-    if report.options.dry_run:  # which reads all that a cut reads, and writes nothing
-        line += f" Nothing was written; looking took {took}."
-    out().print(line, markup=False)
+    out().print(_last_line(report, saved), markup=False)
     for line in _how_to_undo(report):
         out().print(line, markup=False)
+
+
+def _last_line(report: TailorReport, saved: int) -> str:
+    """What it gained; where code went to packs, which take room themselves, what is left of the libraries."""
+    from torchtailor.cli.ui import human_bytes, human_seconds
+
+    dry_run, targets, took = report.options.dry_run, report.options.targets, human_seconds(report.seconds)
+    size = sum(library.size_before for result in report.results for library in result.libraries)
+    before, after, left = _cut.sizes(size, size - saved)
+    packs = any(library.pack or library.pages for result in report.results for library in result.changed)
+    if packs and not report.options.no_pack:
+        line = f"Libraries for {targets}: {before} -> {after} ({left}) without their packs"
+        return f"{line}. Nothing was written; looking took {took}." if dry_run else f"{line}, in {took}."
+    line = f"{'Would save' if dry_run else 'Saved'} {human_bytes(saved)} of libraries for {targets}"
+    line += "" if dry_run else f" in {took}"
+    line += f": {before} -> {after} ({left})." if saved else "."
+    return f"{line} Nothing was written; looking took {took}." if dry_run else line  # it reads all that a cut reads
 
 
 def _input_sizes(result: TailorResult) -> tuple[str, ...]:
@@ -190,27 +199,10 @@ def _print_nvidias(results: Sequence[TailorResult]) -> None:
 def _print_leftovers(report: TailorReport) -> None:
     """Files that were left out, what other options would save, and what stays as zeros."""
     from torchtailor.cli.ui import human_bytes, out
-    from torchtailor.core.format import counted
-    from torchtailor.surgery.cut import GPU_ONLY, UNOPENED
-    from torchtailor.trees.artifact.drops import default_rules, drop_rules
 
     results = report.results
-    verb = "would leave" if report.options.dry_run else "left"
-    files = [file for result in results for file in result.dropped_files]
-    for name in dict.fromkeys(file.rule for file in files if file.rule != GPU_ONLY):
-        own = [file for file in files if file.rule == name]
-        size, first = human_bytes(sum(file.size for file in own)), own[0].path.rsplit("/", 1)[-1]
-        what = f"{counted(len(own), 'file')} of {size}, such as {first}" if own[1:] else f"1 file of {size}, {first}"
-        option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
-        why = drop_rules()[name].what if name in default_rules() else option
-        out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
-    if moved := [one for result in results for one in result.moved_files]:
-        size, count = human_bytes(sum(one.size for one in moved)), sum(one.files for one in moved)
-        move = "Would move" if report.options.dry_run else "Moved"
-        out().print(
-            f"{move} {counted(count, 'file')} of {size} that were never opened beside the packs; links lead there.",
-            markup=False,
-        )
+    for line in (line for result in results for line in _cut.said_of_left_out(result, report.options)):
+        out().print(line, markup=False)
     dry_run = report.options.dry_run
     said = [line for result in results for line in _cut.said_of_no_gpu(result, dry_run=dry_run)]
     said += [line for result in results for line in _cut.said_of_indexes(result, dry_run=dry_run)]

@@ -27,7 +27,7 @@ from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, pl
 from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, Journal, changes_in_force, reconcile
 from torchtailor.tailoring.module_index import module_indexes
-from torchtailor.tailoring.packs import check_tools, libraries_below
+from torchtailor.tailoring.packs import check_tools, libraries_below, size_of_packs
 from torchtailor.tailoring.result import TailorResult, not_cut
 from torchtailor.tailoring.tree import StripRule
 from torchtailor.trees.artifact.artifact import ArtifactKind
@@ -57,6 +57,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
+        earlier = size_of_packs(site)
         plan, jobs, skipped = _planned(site, journal.folder, chains, options)
         to_drop = sum(file.size for file in plan.dropped.values())
         progress.begin(str(site), sum(job.size for job in jobs) + to_drop)
@@ -78,6 +79,8 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
                 changes.settle()
             raise
         changes.settle()
+        packs = size_of_packs(site)
+        outcome = replace(outcome, packs_size=packs, size_after=outcome.size_after + packs - earlier)
         removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
     return replace(outcome, removed_size=removed)
 
@@ -136,11 +139,9 @@ def _result(
 ) -> TailorResult:
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
     gone = tuple(dropped)
-    moved = sum(one.size for one in plan.moved)
-    before = sum(library.size_before for library in ordered) + sum(file.size for file in gone) + moved
-    after = sum(library.size_after for library in ordered) + moved
-    after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in ordered)
-    after += sum(one.size for one in plan.stand_ins)
+    before = sum(plan.tree.sizes.values())
+    after = before - sum(library.saved for library in ordered) + sum(one.size for one in plan.stand_ins)
+    after -= sum(file.size for file in gone) + sum(one.size for one in plan.moved)
     site = plan.site
     result = TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
     notes = (*unreadable_in(site), *plan.notes, *notes)

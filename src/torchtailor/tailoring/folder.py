@@ -36,7 +36,7 @@ from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.module_index import module_indexes
 from torchtailor.tailoring.moved_paths import MovedPath, moved_from
-from torchtailor.tailoring.packs import check_tools, libraries_below, packs_beside
+from torchtailor.tailoring.packs import check_tools, libraries_below, packs_beside, size_of_packs
 from torchtailor.tailoring.places import (
     check_folder_place,
     check_library_place,
@@ -118,9 +118,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             libraries = tuple(results[name] for name in sorted(results))
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
-            after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
+            after += sum(one.size for one in without.stand_ins) - sum(one.size for one in moved)
             indexes, baked = module_indexes(tree, options, dropped), baked_caches(tree, options)
-            after += sum(one.size for one in without.stand_ins)
             whole = TailorResult(
                 ArtifactKind.FOLDER,
                 folder,
@@ -157,6 +156,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             _update_records(tree, target, installed, results, dropped, added, moved)
             (target / MANIFEST).write_bytes(_manifest(whole, options))
             copy.set_modes()
+            packs = size_of_packs(target)
+            whole = replace(whole, packs_size=packs, size_after=whole.size_after + packs)
             check_nothing_lost(output, target)
             replace_folder(target, output)
     return replace(whole, output=output)

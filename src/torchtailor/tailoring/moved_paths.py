@@ -19,12 +19,11 @@ from msgspec import Meta
 from torchtailor.core.disk import give_to, sync_folder
 from torchtailor.core.trust import RelativePath, Size, inside
 from torchtailor.surgery.cut import UNOPENED, Cut, FilesLeftOut
-from torchtailor.tailoring.packs import folder_of
+from torchtailor.tailoring.packs import UNOPENED_FILES, folder_of
 from torchtailor.tailoring.tree import InstalledTree, Package, folders_above, remove_empty
 from torchtailor.trees.artifact.libraries import is_shared_name
 from torchtailor.trees.wheels.record import RecordRow
 
-_FILES = "files"
 _PYTHON = (".py", ".pyc", ".pth")
 
 
@@ -145,7 +144,7 @@ def _grouped(tree: InstalledTree, wanted: Mapping[str, Package]) -> Iterator[tup
     for path, files in members.items():
         package = wanted[files[0]]
         inner = posixpath.relpath(path, package.site)
-        to = posixpath.normpath(f"{package.site}/{folder_of(package)}/{_FILES}/{inner}")
+        to = posixpath.normpath(f"{package.site}/{folder_of(package)}/{UNOPENED_FILES}/{inner}")
         yield MovedPath(path, to, len(files), sum(tree.sizes[file] for file in files), path in whole), package
 
 

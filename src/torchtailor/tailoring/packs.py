@@ -22,7 +22,10 @@ from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import patchelf
 from torchtailor.tailoring.tree import FileTree, Package
 from torchtailor.workload.hook import HookKind, hook_library
-from torchtailor.workload.pack import PACK_FOLDER, PackPlace
+from torchtailor.workload.moved_modules import PACK_OF_MODULES
+from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, PackPlace
+
+UNOPENED_FILES = "files"  # below the folder of a package
 
 
 def folder_name(distribution: str) -> str:
@@ -91,6 +94,18 @@ def libraries_below(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders.sort()
         yield from (Path(place, name) for name in sorted(names) if ".so" in name)
+
+
+def size_of_packs(folder: Path) -> int:
+    """Bytes that lie apart in a folder: packs of libraries and modules, and files that were never opened."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        parts = Path(place).relative_to(folder).parts
+        if PACK_FOLDER in parts:
+            files = parts[parts.index(PACK_FOLDER) + 1 :][1:2] == (UNOPENED_FILES,)
+            apart = (name for name in names if files or name.endswith((PACK_SUFFIX, PACK_OF_MODULES)))
+            size += sum(Path(place, name).lstat().st_size for name in apart)
+    return size
 
 
 def hook_for(library: Path) -> Path:

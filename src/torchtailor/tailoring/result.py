@@ -61,6 +61,7 @@ class TailorResult:
     dropped_files: tuple[DroppedFile, ...] = ()  # that the output goes without
     kept_files: tuple[DroppedFile, ...] = ()  # that it would go without with --nvidia
     moved_files: tuple[MovedPath, ...] = ()  # files and folders that lie beside the packs now
+    packs_size: int = 0  # bytes of the output that lie apart
     unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
     pack_wheels: tuple[PackWheel, ...] = ()  # of a split
@@ -158,10 +159,13 @@ class TailoredInput(Struct):
     source: Path
     output: Path | None
     size_before: Bytes
-    size_after: Annotated[int | None, Meta(description="bytes; null for a wheel in a dry run that would change it")]
+    size_after: Annotated[
+        int | None, Meta(description="bytes; in a dry run without packs, and null for a wheel that it would change")
+    ]
     sha256_before: Annotated[str | None, Meta(description="hexadecimal; null for folders and environments")]
     sha256_after: Annotated[str | None, Meta(description="hexadecimal; null also in a dry run that would change it")]
     removed_size: Annotated[int, Meta(description="bytes that --keep-removed keeps")]
+    packs_size: Annotated[int, Meta(description="bytes of `size_after` that are packs, and files beside them")]
     unopened: Annotated[int, Meta(description="bytes of large files that the workload never opened")]
     could_save: Bytes
     could_leave_out: Bytes

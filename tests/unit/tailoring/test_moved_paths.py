@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,16 +15,18 @@ from hypothesis import strategies as st
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.cli import main
 from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
 from torchtailor.tailoring.in_place import InPlace
+from torchtailor.tailoring.journal import STATE_FOLDER
 from torchtailor.tailoring.moved_paths import MovedPath
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.wheel import tailor_wheel
 from torchtailor.trees.wheels.record import Record, RecordRow
 from torchtailor.workload.choice import TracedWorkload
-from torchtailor.workload.trace import Trace
+from torchtailor.workload.trace import Trace, write_trace
 
 LARGE = bytes(70_000)
 FILES = {
@@ -80,6 +83,40 @@ def test_moved(tmp_path: Path, site: Path, kind: str) -> None:
     rows = {row.path: row for row in Record.parse((out / "demo-1.0.dist-info/RECORD").read_bytes())}
     assert rows["demo/include"].hash is None
     assert rows[f"{PACKS}/demo/data.bin"].hash == rows["demo/data.bin"].hash
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes of files that the sizes of a result speak of: hooks, finders and what torchtailor keeps are not counted."""
+    ours = ("libtorchtailor-hook.so.1", "modules.py", "torchtailor.json")
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    files = [path for path in files if STATE_FOLDER not in path.parts]
+    return sum(path.stat().st_size for path in files if path.name not in ours and path.suffix not in (".pth", ".names"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "environment"])
+def test_the_sizes_are_those_on_disk_with_packs_and_without(
+    tmp_path: Path, site: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "0 B of disk were freed" stood beside "Saved 537 MB": packs take room, too."""
+    (site / "demo/never.py").write_text("value = 1\n" * 20_000)
+    with (site / "demo-1.0.dist-info/RECORD").open("a") as record:
+        record.write("demo/never.py,,\n")
+    before = on_disk(site)
+    trace = tmp_path / "app.trace"
+    write_trace(trace, Trace(opened=("demo/lib/libdemo.so", "demo/share/used.h", "demo/__init__.py")))
+    where = ["-o", str(tmp_path / "out"), str(site)] if kind == "folder" else ["--env", str(site)]
+    line = ["tailor", "--gpu", "9.0", "--workload", str(trace), "--drop-unopened", *where]
+    assert main([*line, "--dry-run"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Would move 1 module of 200 kB that was never imported to packs." in told and "without its packs" in told
+    assert main([*line, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["inputs"]
+    out = tmp_path / "out" if kind == "folder" else site
+    rows = 2 << 10  # of RECORDs
+    assert abs(row["size_before"] - before) < rows and abs(row["size_after"] - on_disk(out)) < rows
+    names = [*out.glob("torchtailor-packs/demo/*.*pack"), *out.glob("torchtailor-packs/demo/*.zip")]
+    packs = sum(path.stat().st_size for path in names) + on_disk(out / PACKS)
+    assert row["packs_size"] == packs > 70_000
 
 
 def test_restore(site: Path) -> None:

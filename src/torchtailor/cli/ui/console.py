@@ -121,13 +121,14 @@ def table(
     paths: bool = False,
 ) -> Table:
     """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first, and
-    of `paths` in its first column the ends are shown."""
+    of `paths` in its first column the ends are shown. An optional column in which nothing is is not shown at all."""
+    empty = [name for name in optional if not any(str(row[columns.index(name)]) for row in rows)]
+    columns, rows = _without(columns, rows, empty)
     drawn = _table(columns, rows, title)
     for name in optional:
         if _width(drawn).maximum <= out().width:
             break
-        kept = [index for index, column in enumerate(columns) if column != name]
-        columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+        columns, rows = _without(columns, rows, [name])
         drawn = _table(columns, rows, title)
     if paths and rows and (over := _width(drawn).maximum - out().width) > 0:
         longest = max(len(str(row[0])) for row in rows)
@@ -136,19 +137,30 @@ def table(
     return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
 
 
+def _without(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], names: Sequence[str]
+) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+    kept = [index for index, column in enumerate(columns) if column not in names]
+    return [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+
+
 _LONG = 5.0  # seconds without a word
 _LITTLE = 100_000  # bytes
 _FEW = 20  # rows
+_SHARE = 500  # of all together: what is less than one such part is little, where there are many rows
 
 
 def apart(items: Iterable[Item], size: Callable[[Item], int]) -> tuple[list[Item], list[Item]]:
-    """What is worth a row of a table, and what is summed up in one: all below 100 kB, if these are several, and not
-    the few that there are."""
+    """What is worth a row of a table, and what is summed up in one: all below 100 kB, or of many rows below a share of
+    them all, if these are several, and not the few that there are."""
     every = list(items)
-    little = [one for one in every if size(one) < _LITTLE]
+    limit = _LITTLE
+    if sum(size(one) >= limit for one in every) > _FEW:
+        limit = max(limit, sum(map(size, every)) // _SHARE)
+    little = [one for one in every if size(one) < limit]
     if len(little) < 2 or len(little) == len(every) <= _FEW:
         return every, []
-    return [one for one in every if size(one) >= _LITTLE], little
+    return [one for one in every if size(one) >= limit], little
 
 
 def _end_of(path: str, room: int) -> str:
