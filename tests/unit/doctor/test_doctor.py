@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from tests import machines
+from tests.unit.tailoring.helpers import install
+from tests.unit.wheels.builder import build_wheel
 from torchtailor.advise.host.model import InstalledTorch
 from torchtailor.advise.host.probe import CommandOutcome, CommandResult
 from torchtailor.advise.host.torches import _SCRIPT
@@ -20,12 +22,13 @@ from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import open_source
 from torchtailor.core.errors import ExitCode
 from torchtailor.tailoring.environment_plan import environment_sites
-from torchtailor.verification.doctor.collect import _asked_of, _environment
+from torchtailor.verification.doctor.collect import _asked_of, _environment, _with_cut
 from torchtailor.verification.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
 from torchtailor.verification.doctor.fixes import Interpreter
 from torchtailor.verification.doctor.symptoms import ProblemKind, read_symptoms
 from torchtailor.verification.failures import Diagnosis, FailureTable, diagnose, load_table
 from torchtailor.verification.static.elf_facts import read_elf
+from torchtailor.workload.trace import Trace, write_trace
 
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -194,6 +197,21 @@ def test_a_cut_torch_is_restored_or_replaced() -> None:
     assert "cut by torchtailor for 8.0" in problem.cause
     assert problem.fixes[0].command == "torchtailor restore --env /venv"
     assert "--into /venv" in (problem.fixes[1].command or "")
+
+
+def test_a_cut_torch_is_called_so(tmp_path: Path) -> None:
+    """Also where nothing is wrong, from what a real cut leaves."""
+    site = tmp_path / "lib" / "python3.13" / "site-packages"
+    files = {"torch/__init__.py": b"", "torch/version.py": b"__version__ = '2.9.0'\ncuda = None\n"}
+    build_wheel(tmp_path, {**files, "torch/lib/libtorch.so": bytes(70_000)}, name="torch", version="2.9.0")
+    install(next(tmp_path.glob("*.whl")), site)
+    trace = tmp_path / "app.trace"
+    write_trace(trace, Trace(opened=("torch/__init__.py",)))
+    stock = TorchEnvironment(machines.host("zen4"), msgspec.structs.replace(NEW, path=str(site / "torch")))
+    assert "cut by" not in examine(_with_cut(stock, site / "torch"), machines.catalog()).torch
+    assert main(["tailor", "--env", str(site), "--workload", str(trace), "--drop-unopened"]) == 0
+    report = examine(_with_cut(stock, site / "torch"), machines.catalog())
+    assert report.torch.endswith("; cut by torchtailor, to what a recorded program uses")
 
 
 def test_extensions_are_named() -> None:

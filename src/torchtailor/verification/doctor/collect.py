@@ -97,7 +97,10 @@ def _examined(
     others = _without_code(torch, host, catalog) if ProblemKind.NO_CODE in symptoms and not damage else ()
     mixed = symptoms.get(ProblemKind.MIXED_LIBRARIES)
     asked_of = _asked_of(Path(torch.path).parent, mixed) if mixed else ""
-    return TorchEnvironment(host, torch, shown, seen, cut_for(Path(torch.path)), others, interpreter, asked_of, damage)
+    found = TorchEnvironment(
+        host, torch, shown, seen, others=others, interpreter=interpreter, asked_of=asked_of, damage=damage
+    )
+    return _with_cut(found, Path(torch.path))
 
 
 def _interpreter(launch: Launch, shown: str | None) -> Interpreter:
@@ -185,16 +188,18 @@ def _without_code(torch: InstalledTorch, host: Host, catalog: Catalog) -> tuple[
     return tuple(found)
 
 
-def cut_for(torch: Path) -> tuple[str, ...]:
-    """The GPUs that torchtailor cut an installed torch for, from the manifest it left."""
+def _with_cut(environment: TorchEnvironment, torch: Path) -> TorchEnvironment:
+    """With what torchtailor did to an installed torch, from the manifest it left."""
     from torchtailor.trees.wheels.distribution import MANIFEST
 
     packs = torch.parent.glob(f"torch_gpu_*.dist-info/{MANIFEST}")  # of a torch that was split
     found: list[Capability] = []
+    cut = traced = False
     for place in (*torch.parent.glob(f"torch-*.dist-info/{MANIFEST}"), *packs, torch.parent / MANIFEST):
         try:
             document = msgspec.json.decode(read_limited(place, Limit.MANIFEST))
             found += [Capability.parse(gpu) for gpu in document["target"]["gpus"]]
+            cut, traced = True, traced or "workload" in document["policy"]
         except (OSError, BadInputError, KeyError, TypeError, ValueError, RecursionError):
             continue
-    return tuple(str(gpu) for gpu in sorted(set(found)))
+    return replace(environment, cut=cut, cut_for=tuple(str(gpu) for gpu in sorted(set(found))), traced=traced)

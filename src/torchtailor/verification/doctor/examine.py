@@ -50,7 +50,9 @@ class TorchEnvironment:
     torch: InstalledTorch | None
     place: str | None = None  # of the environment, as the user would write it in a command
     seen: Diagnosis | None = None  # the message or log
-    cut_for: tuple[str, ...] = ()  # the GPUs that torchtailor cut this torch for
+    cut: bool = False  # torchtailor made this torch smaller
+    cut_for: tuple[str, ...] = ()  # the GPUs that it cut it for
+    traced: bool = False  # it is for what one program uses
     others: tuple[tuple[str, str], ...] = ()  # further libraries with GPU code, none of it for this GPU: name, code
     interpreter: Interpreter | None = None
     asked_of: str = ""  # the library that should have a symbol which a message misses
@@ -384,7 +386,10 @@ def _torch(environment: TorchEnvironment) -> str:
         return "none"
     cuda = f"CUDA {torch.cuda}" if torch.cuda else torch.other or "without CUDA"
     code = f", code for {', '.join(torch.architectures)}" if torch.architectures else ""
-    return f"{torch.version} ({cuda}) in {torch.path}{code}"
+    gpus = f" for {', '.join(environment.cut_for)}" if environment.cut_for else ""
+    use = ", to what a recorded program uses" if environment.traced else ""
+    cut = f"; cut by torchtailor{gpus}{use}" if environment.cut else ""
+    return f"{torch.version} ({cuda}) in {torch.path}{code}{cut}"
 
 
 def _seen(kind: str, seen: Mapping[str, str]) -> str:
