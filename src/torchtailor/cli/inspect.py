@@ -348,10 +348,9 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     yield from _never_cut(inspection)
     if libraries or not (inspection.files or _without_code(inspection)):
         whose = "NVIDIA's GPU code" if inspection.never_cut else "GPU code"
-        yield (
-            f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {len(with_code)} with {whose}: "
-            f"{human_bytes(stored)} in {counted(images, 'image')} ({human_bytes(raw)} unpacked)."
-        )
+        has = f"{human_bytes(stored)} in {counted(images, 'image')} ({human_bytes(raw)} unpacked)"
+        which = f"{len(with_code)} with {whose}: {has}" if with_code else f"none with {whose}"
+        yield f"{counted(len(libraries), 'library', 'libraries')} of {human_bytes(size)}; {which}."
     if moved := [library for library in with_code if library.moved]:
         containers = counted(sum(library.moved for library in moved), "container")
         where = counted(len(moved), "library", "libraries")

@@ -180,14 +180,15 @@ def show(trace: Trace, name: str, *, json: bool) -> None:
         for one in sorted(shown, key=lambda one: -one.stored_used - one.touched_size)
     ]
     if rows:
-        out().print(table(["Library", "Containers", "Used", "Has", "Pages touched"], rows))
+        columns = ["Library", "Containers", "Used", "Has", "Pages touched"]
+        out().print(table(columns, rows, optional=columns[1:]))
     used = human_bytes(trace.stored_used)
+    code = f"{used} of GPU code in {counted(len(gpu), 'library', 'libraries')}" if gpu else "no GPU code"
     paged = [one for one in trace.libraries if one.pages]
     touched = f"{human_bytes(trace.touched_size)} of pages in {len(paged)}, " if paged else ""
     processes = counted(trace.processes, "process", "processes")
     out().print(
-        f"{name}: {used} of GPU code in {counted(len(gpu), 'library', 'libraries')}, {touched}"
-        f"{counted(len(trace.opened), 'file')} opened, by {processes}; label {trace.label}.",
+        f"{name}: {code}, {touched}{counted(len(trace.opened), 'file')} opened, by {processes}; label {trace.label}.",
         markup=False,
     )
     if trace.neighbours:
