@@ -32,8 +32,8 @@ START_LINE = (
 _MODULES_LINE = (
     "import os; moved = os.path.join(sitedir, '{place}'); import sys; "
     "from _frozen_importlib_external import SourceFileLoader as Loader; own = 'torchtailor_modules_{digest}'; "
-    "os.path.isfile(moved) and (own in sys.modules or exec(Loader(own, moved).get_code(own), "
-    "vars(sys.modules.setdefault(own, type(sys)(own)))), sys.modules[own].{call})\n"
+    "own in sys.modules or os.path.isfile(moved) and exec(Loader(own, moved).get_code(own), "
+    "vars(sys.modules.setdefault(own, type(sys)(own)))); own in sys.modules and sys.modules[own].{call}\n"
 )
 _CUSTOM = "sitecustomize.py"
 _START = '"""Left out by torchtailor'
