@@ -30,7 +30,7 @@ def command(
     commands = [line for result in results for line in result.commands]
     if json:
         print_json("restore", Restored(dry_run, results))
-        return ExitCode.ENVIRONMENT if commands else ExitCode.OK
+        return ExitCode.ENVIRONMENT if commands or any(result.came_cut for result in results) else ExitCode.OK
     restored = [library for result in results for library in result.libraries]
     if restored:
         verb = "Would restore" if dry_run else "Restored"
@@ -44,6 +44,13 @@ def command(
         out().print("These packages were cut without --keep-removed. To reinstall them, run:", markup=False)
         for line in commands:
             out().print(f"  {line}", markup=False, soft_wrap=True)  # in one line, for whoever copies it
-    if not restored and not commands:
+    elsewhere = [name for result in results for name in result.came_cut]
+    if elsewhere:
+        out().print(
+            f"{', '.join(elsewhere)} came here as torchtailor had cut it, and what was cut out is not here: use what "
+            "it was made from, which is unchanged, or install the stock packages again.",
+            markup=False,
+        )
+    elif not restored and not commands:
         out().print("Nothing was cut in this environment: there is nothing to restore.", markup=False)
-    return ExitCode.ENVIRONMENT if commands else ExitCode.OK
+    return ExitCode.ENVIRONMENT if commands or elsewhere else ExitCode.OK

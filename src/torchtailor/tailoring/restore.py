@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,7 @@ from torchtailor.tailoring.in_place import link_again
 from torchtailor.tailoring.journal import STATE_FOLDER, Change, Journal, reconcile
 from torchtailor.tailoring.tree import FileState
 from torchtailor.trees.artifact.installed import InstalledDistribution, read_installed
+from torchtailor.trees.wheels.distribution import MANIFEST
 
 
 class _CondaRecord(msgspec.Struct):
@@ -43,6 +44,9 @@ class RestoreResult:
     size: Annotated[int, Meta(description="bytes of the restored files")]
     to_reinstall: tuple[str, ...]  # `torch==2.10.0`
     commands: Annotated[tuple[str, ...], Meta(description="what reinstalls packages whose removed code was not kept")]
+    came_cut: Annotated[
+        tuple[str, ...], Meta(description="what was cut elsewhere: packages, or the folder itself")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
     """Restore every file whose removed bytes were kept."""
     progress = progress or Progress()
     if not (site / STATE_FOLDER).is_dir() and not (site / STATE_FOLDER).is_symlink():
-        return RestoreResult(site, (), 0, (), ())
+        return RestoreResult(site, (), 0, (), (), tuple(_came_cut(site)))
     with (
         disk_errors(site, unchanged="What was restored before is whole and recorded."),
         Journal.locked(site) as journal,
@@ -90,6 +94,16 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
                     journal.delete()
     packages = (*(f"{one.metadata.name}=={one.metadata.version}" for one in _owners(site, lost)), *_left(site, lost))
     return RestoreResult(site, tuple(sorted(ready)), size, packages, commands)
+
+
+def _came_cut(site: Path) -> Iterator[str]:
+    """What was cut before it came here: a copy that `tailor -o` made, or packages from wheels that were cut."""
+    if (site / MANIFEST).is_file():
+        yield str(site)
+        return
+    for dist_info in sorted(one.parent for one in site.glob(f"*.dist-info/{MANIFEST}")):
+        for one in read_installed(site, [dist_info]):
+            yield f"{one.metadata.name}=={one.metadata.version}"
 
 
 def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:

@@ -510,3 +510,19 @@ def test_an_empty_zip_is_no_wheel(capsys: pytest.CaptureFixture[str], tmp_path: 
     code, _, err = run(capsys, "inspect", path, "--gpu", "9.0")
     assert code == ExitCode.BAD_INPUT
     assert "is an empty zip file, not a wheel." in " ".join(err.split())
+
+
+def test_restore_says_what_came_here_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes) -> None:
+    """A copy that `tailor -o` made, and a package from a wheel that was cut: "nothing was cut" was not true."""
+    wheel = build_wheel(tmp_path, {"demo/lib/libdemo.so": fat}, name="demo", version="1.0")
+    install(wheel, stock := tmp_path / "stock" / "lib" / "python3.13" / "site-packages")
+    assert run(capsys, "tailor", stock, "-o", tmp_path / "copy", "--gpu", "9.0")[0] == ExitCode.OK
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "copy")
+    assert code == ExitCode.ENVIRONMENT and f"{tmp_path / 'copy'} came here as torchtailor had cut it" in out
+    assert run(capsys, "tailor", wheel, "-o", tmp_path / "wheels", "--gpu", "9.0")[0] == ExitCode.OK
+    (cut,) = (tmp_path / "wheels").glob("*.whl")
+    install(cut, tmp_path / "env" / "lib" / "python3.13" / "site-packages")
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env")
+    assert code == ExitCode.ENVIRONMENT and out.startswith("demo==1.0+sm90 came here as torchtailor had cut it")
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env", "--json")
+    assert json.loads(out)["environments"][0]["came_cut"] == ["demo==1.0+sm90"]
