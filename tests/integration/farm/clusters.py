@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.building.conftest import clean_environment
+from tests.integration.farm.forked import Forked
 from tests.waiting import wait_until
+
+DaskProcess = subprocess.Popen[bytes] | Forked
 
 
 class DaskCluster:
@@ -22,8 +25,8 @@ class DaskCluster:
         self.variables = dict(variables or {})  # of all its processes; where they name certificates, it has TLS
         self.protocol = ("--protocol", "tls") if self.variables else ()
         self.host = ("--host", host) if host else ()
-        self.scheduler: subprocess.Popen[bytes] | None = None
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.scheduler: DaskProcess | None = None
+        self.workers: dict[str, DaskProcess] = {}
         self.address = ""
 
     def start_scheduler(self) -> None:
@@ -39,17 +42,17 @@ class DaskCluster:
         self,
         name: str,
         *,
-        before: tuple[str, ...] = (),
+        file_size: int | None = None,
         variables: dict[str, str] | None = None,
         nthreads: int = 1,
         nanny: str = "--no-nanny",
-    ) -> subprocess.Popen[bytes]:
+    ) -> DaskProcess:
         own = {"TORCHTAILOR_CACHE": str(self.root / f"cache-{name}")}
         words = ("worker", self.address, nanny, "--no-dashboard", "--nthreads", str(nthreads), "--name", name)
-        self.workers[name] = self._dask(*words, variables=own | (variables or {}), before=before)
+        self.workers[name] = self._dask(*words, variables=own | (variables or {}), file_size=file_size)
         return self.workers[name]
 
-    def kill(self, process: subprocess.Popen[bytes] | None) -> None:
+    def kill(self, process: DaskProcess | None) -> None:
         assert process is not None
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -74,18 +77,16 @@ class DaskCluster:
         raise AssertionError(f"no worker has port {port}")
 
     def _dask(
-        self, *words: str, variables: dict[str, str] | None = None, before: tuple[str, ...] = ()
-    ) -> subprocess.Popen[bytes]:
+        self, *words: str, variables: Mapping[str, str] | None = None, file_size: int | None = None
+    ) -> DaskProcess:
         environment = clean_environment(self.root) | {"DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "critical"}
-        environment |= self.variables
-        with (self.root / "dask.log").open("ab") as log:
-            return subprocess.Popen(
-                [*before, sys.executable, "-m", "dask", *words],
-                cwd=self.root,
-                env=environment | (variables or {}),
-                stdout=log,
-                stderr=log,
-            )
+        environment |= {**self.variables, **(variables or {})}
+        path = self.root / "dask.log"
+        if "PYTHONPATH" not in (variables or {}):  # with it, what is imported at the start is another
+            return Forked(words, path, environment, file_size)
+        with path.open("ab") as log:
+            line = [sys.executable, "-m", "dask", *words]
+            return subprocess.Popen(line, cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def close(self) -> None:
         for process in (*self.workers.values(), self.scheduler):

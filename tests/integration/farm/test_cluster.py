@@ -166,13 +166,13 @@ def test_unusable_workers_are_refused_or_set_aside_with_words(
     """One has other code, one cannot write large files, as on a full disk; the third does all the work."""
     package = Path(torchtailor.__file__).parent
     other = tmp_path / "other" / "torchtailor"
-    shutil.copytree(package, other, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(package, other, ignore=shutil.ignore_patterns("*.so", "*.pyc.*"))
     changed = other / "core" / "format.py"
     changed.write_text(changed.read_text() + "\n# changed\n")
 
     with running(tmp_path) as cluster:
         cluster.start_worker("other-code", variables={"PYTHONPATH": str(other.parent)})
-        cluster.start_worker("full", before=("prlimit", "--fsize=50000"))
+        cluster.start_worker("full", file_size=50_000)
         cluster.start_worker("good")
         shell.site.gate.clear()  # until both download
         build = Watched(start(shell, cluster.address))

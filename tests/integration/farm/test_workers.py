@@ -120,7 +120,7 @@ def test_where_every_disk_is_full_it_says_so_and_goes_on_when_there_is_room(
 ) -> None:
     with running(tmp_path) as cluster:
         for name in ("one", "two"):
-            cluster.start_worker(name, before=("prlimit", "--fsize=50000"))
+            cluster.start_worker(name, file_size=50_000)
         began = time.monotonic()
         stopped = Watched(start(shell, cluster.address)).end(ExitCode.ENVIRONMENT)
         assert "cannot be written" in str(stopped["failed"]) or "disk is full" in str(stopped["failed"])

@@ -16,7 +16,7 @@ from tests.skips import needs_module
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 
-pytestmark = needs_module("boto3", "moto", "s3fs")
+pytestmark = [needs_module("boto3", "moto", "s3fs"), pytest.mark.xdist_group("s3")]  # which take seconds to import
 
 
 def client_of(url: str) -> Any:

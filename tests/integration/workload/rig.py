@@ -6,7 +6,6 @@ Packs are written here by the format's description, not by the product's code.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -16,9 +15,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 from tests.integration.surgery.builds import Toolchain
+from tests.unit.workload.compiled import build_tool, copy_built
 
 ROOT = Path(__file__).parents[3]
 STANDIN = Path(__file__).parent / "standin"
@@ -45,16 +44,6 @@ WAYS = {
     "import-get": "cuLibraryLoadData",
     "import-nvjitlink": "nvJitLinkAddData",
 }
-
-
-def build_tool() -> ModuleType:
-    """tools/build_hook.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("build_hook", ROOT / "tools" / "build_hook.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- GPU code, tickets, packs
@@ -171,7 +160,7 @@ class Rig:
 
     def build(self) -> Rig:
         tool = build_tool()
-        if self.flags or not self._copy_built(tool):
+        if self.flags or not copy_built(tool, self.tools.name, self.folder):
             tool.build(self.tools.name, [self.tools.compiler], self.folder, *self.flags, strip=not self.flags)
         shared = "-shared"
         version = f"-Wl,--version-script={STANDIN / 'driver.map'}"
@@ -181,17 +170,6 @@ class Rig:
         self.runtime(self.folder)
         self.compile(self.folder / "program", *self.flags, STANDIN / "program.c")
         return self
-
-    def _copy_built(self, tool: ModuleType) -> bool:
-        """Take the hook of the package, if it is of these sources: it takes seconds to compile."""
-        built = [tool.NATIVE / self.tools.name / name for name, *_ in tool.LIBRARIES]
-        sources = [*tool.NATIVE.glob("*.*"), ROOT / "tools" / "build_hook.py"]
-        newest = max(path.stat().st_mtime for path in sources)
-        if not all(path.is_file() and path.stat().st_mtime > newest for path in built):
-            return False
-        for path in built:
-            shutil.copy(path, self.folder)
-        return True
 
     def storm(self) -> Path:
         """A folder of libraries that a program opens and closes all the time."""

@@ -304,9 +304,9 @@ def test_the_matrix_counts_by_release_and_says_how_to_see_fewer(capsys: pytest.C
     assert main(["matrix", "sm80-avx2"]) == ExitCode.OK
     counts = capsys.readouterr().out.splitlines()[-1]
     assert counts.index("of 2.7") < counts.index("of 2.10") < counts.index("of 2.15")
-    assert main(["matrix"]) == ExitCode.OK
+    assert main(["matrix", "--python", "3.8"]) == ExitCode.OK  # all of them take seconds
     assert "--release, --gpu and --cpu show fewer" in capsys.readouterr().out.splitlines()[-1]
-    assert main(["matrix", "--json"]) == ExitCode.OK
+    assert main(["matrix", "sm80-avx2", "--json"]) == ExitCode.OK
     versions = [Dotted(row["pytorch"]) for row in json.loads(capsys.readouterr().out)["variants"]]
     assert versions == sorted(versions)
 

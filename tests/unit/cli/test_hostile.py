@@ -81,7 +81,7 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams(closed: str) -> None:
-    for words in ("matrix sm90-avx2 --json", "--help", "matrix nosuch"):
+    for words in ("cache list --json", "--help", "matrix nosuch"):
         code = {"matrix nosuch": 3}.get(words, 0)
         line = f"exec {shlex.quote(sys.executable)} -m torchtailor {words} {closed}"
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+TOOL = Path(__file__).parents[3] / "tools" / "build_hook.py"
 _C = """
 #include <stddef.h>
 extern void *dlsym(void *, const char *);
@@ -39,3 +42,25 @@ def compiled(path: Path, containers: Sequence[bytes], more: str = "") -> Path:
     c.write_text("".join([*source, more]))
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(path), str(c)], check=True, capture_output=True)
     return path
+
+
+def build_tool() -> ModuleType:
+    """tools/build_hook.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("build_hook", TOOL)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def copy_built(tool: ModuleType, arch: str, folder: Path) -> bool:
+    """Take the hook of the package, if it is of these sources: it takes seconds to compile."""
+    built = [tool.NATIVE / arch / name for name, *_ in tool.LIBRARIES]
+    newest = max(path.stat().st_mtime for path in (*tool.NATIVE.glob("*.*"), TOOL))
+    if not all(path.is_file() and path.stat().st_mtime > newest for path in built):
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in built:
+        shutil.copy(path, folder)
+    return True

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.workload.compiled import TOOL, build_tool, copy_built
 from torchtailor.code.binary.elf_headers import ElfMachine
 from torchtailor.core.errors import EnvironmentProblem, ImpossibleError
 from torchtailor.surgery.host_pages import HOOK_FUNCTION
@@ -19,8 +20,6 @@ from torchtailor.workload import hook
 from torchtailor.workload.hook import PREFIX, HookKind, check_program, hook_library, renamed_symbols
 
 pytestmark = pytest.mark.xdist_group("hook-files")  # it is compiled once
-ROOT = Path(__file__).parents[3]
-TOOL = ROOT / "tools" / "build_hook.py"
 
 
 def build(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -32,10 +31,11 @@ def build(*options: str, **environment: str) -> subprocess.CompletedProcess[str]
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("cc"):
         pytest.skip("cc not found")
-    folder = tmp_path_factory.mktemp("built")
-    done = build("--system", "--arch", os.uname().machine, "--into", str(folder))
-    assert done.returncode == 0, done.stderr
-    return folder / os.uname().machine
+    folder = tmp_path_factory.mktemp("built") / os.uname().machine
+    if not copy_built(build_tool(), folder.name, folder):
+        done = build("--system", "--arch", folder.name, "--into", str(folder.parent))
+        assert done.returncode == 0, done.stderr
+    return folder
 
 
 def exported(library: Path) -> set[str]:
