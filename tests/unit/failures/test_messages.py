@@ -164,12 +164,9 @@ OWN_BUGS = [
     "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)",
     "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
     "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.csv'",
-    "ModuleNotFoundError: No module named 'torch_geometric'",
-    "ModuleNotFoundError: No module named 'torchmetrics'",
     "AttributeError: module 'config' has no attribute 'lr'",
     "ImportError: cannot import name 'helper' from 'mytorch.utils' (/home/me/mytorch/utils.py)",
     "psycopg2.OperationalError: could not connect to server: Connection refused",
-    "OSError: meta-llama/Llama-3 is not a local folder and is not a valid model identifier listed on the hub",
     "TypeError: forward() got an unexpected keyword argument 'mask'",
     "Segmentation fault (core dumped)",
 ]
