@@ -94,16 +94,11 @@ def record(
     if misses:
         earlier.append(trace_of(misses))
     code = 0
-    if image and caches:
-        raise UsageError(
-            "--caches is for programs that run here, not for those in an image.",
-            "Run torchtailor in the container, or leave --caches out.",
-        )
     if program or image:
         to = sys.stderr if json else None
         words = shlex.split(engine_options or "")
         recording = (
-            record_in_image(image, program or (), engine_options=words, stdout=to)
+            record_in_image(image, program or (), engine_options=words, stdout=to, caches=caches, machine=_machine)
             if image
             else record_program(program or (), stdout=to, caches=caches, machine=_machine)
         )

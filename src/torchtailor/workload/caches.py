@@ -11,11 +11,11 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -68,6 +68,7 @@ class MadeFor(msgspec.Struct, frozen=True):
 class _Note(msgspec.Struct, frozen=True):
     schema: str
     made_for: MadeFor
+    written_at: str = ""  # where it is not the folder that they are in: by a program in a container
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Caches:
 
     folder: Path
     made_for: MadeFor
+    written_at: str
 
     @cached_property
     def files(self) -> dict[str, Path]:
@@ -87,7 +89,7 @@ class Caches:
         them, and get the new one when they are unpacked."""
         made = io.BytesIO()
         with ZipFile(made, "w", ZIP_DEFLATED, compresslevel=6) as packed:
-            packed.comment = os.fsencode(self.folder.resolve())
+            packed.comment = os.fsencode(self.written_at)
             for name, path in self.files.items():
                 packed.writestr(ZipInfo(name), read_limited(path, _LARGEST), ZIP_DEFLATED, 6)
         return made.getvalue()
@@ -96,9 +98,7 @@ class Caches:
     def digest(self) -> str:
         """Of all files, and where they were written."""
         lines = [f"{hash_file(path)}  {name}\n" for name, path in self.files.items()]
-        return hashlib.sha256(
-            "".join([str(self.folder.resolve()), *lines]).encode(errors="surrogateescape")
-        ).hexdigest()
+        return hashlib.sha256("".join([self.written_at, *lines]).encode(errors="surrogateescape")).hexdigest()
 
     def are_named_by(self, library: str) -> bool:
         """Whether programs look for these caches by the bytes of a library, which has to stay as it is."""
@@ -142,8 +142,9 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield inside, path
 
 
-def caching_environment(folder: Path) -> dict[str, str]:
-    """The variables with which a program writes its caches to a folder, which is made."""
+def caching_environment(folder: Path, seen_as: str = "") -> dict[str, str]:
+    """The variables with which a program writes its caches to a folder, which is made; in a container it has another
+    path."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / NOTE).is_file():
@@ -151,13 +152,31 @@ def caching_environment(folder: Path) -> dict[str, str]:
         (folder / NOTE).unlink(missing_ok=True)
         for one in compile_caches():
             (folder / one.name).mkdir(exist_ok=True)
-    return {one.variable: str(folder.resolve() / one.name) for one in compile_caches()}
+    return {one.variable: f"{seen_as or folder.resolve()}/{one.name}" for one in compile_caches()}
 
 
-def note_caches(folder: Path, opened: Iterable[str], machine: Callable[[], GpusAndDriver]) -> Caches:
-    """Note what a program's caches are for, by the files that it opened and the machine that it ran on."""
+def copy_caches(source: Path, target: Path) -> None:
+    """Copy what compilers wrote, and nothing that a link leads to."""
+    with disk_errors(target):
+        for name, path in _files(source):
+            place = target / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, place, follow_symlinks=False)
+
+
+def note_caches(
+    folder: Path,
+    opened: Iterable[str],
+    machine: Callable[[], GpusAndDriver],
+    root: Path = Path("/"),
+    seen_as: str = "",
+) -> Caches:
+    """Note what a program's caches are for, by the files that it opened, below the root that it had, and the machine
+    that it ran on."""
     site = next((found[1] for path in opened if (found := _OF_TORCH.match(path))), "")
-    versions = {one.metadata["Name"].lower(): one.version for one in distributions(path=[site])} if site else {}
+    installed = (root / site.lstrip("/")).glob("*-*.dist-info") if site else ()
+    names = (one.name.removesuffix(".dist-info").partition("-") for one in installed)
+    versions = {name.lower(): version for name, _, version in names}
     for_gpu = {one.name for one in compile_caches() if one.gpu}
     gpus: tuple[str, ...] = ()
     driver = ""
@@ -165,8 +184,8 @@ def note_caches(folder: Path, opened: Iterable[str], machine: Callable[[], GpusA
         gpus, driver = machine()
     made = MadeFor(versions.get("torch", ""), versions.get("triton", ""), gpus, driver)
     with disk_errors(folder):
-        write_atomically(folder / NOTE, msgspec.json.encode(_Note(_SCHEMA, made)) + b"\n")
-    return Caches(folder, made)
+        write_atomically(folder / NOTE, msgspec.json.encode(_Note(_SCHEMA, made, seen_as)) + b"\n")
+    return Caches(folder, made, seen_as or str(folder.resolve()))
 
 
 def read_caches(folder: Path) -> Caches:
@@ -179,7 +198,7 @@ def read_caches(folder: Path) -> Caches:
         raise BadInputError(f"{folder} cannot be read: {error.strerror}.", _RECORD) from error
     if note.schema != _SCHEMA:
         raise BadInputError(f"{folder} was written by another version of torchtailor.", _RECORD)
-    found = Caches(folder, note.made_for)
+    found = Caches(folder, note.made_for, note.written_at or str(folder.resolve()))
     if not found.files:
         raise NoMatchError(f"{folder} holds no caches: the program compiled nothing.", _RECORD)
     return found

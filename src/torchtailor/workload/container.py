@@ -10,36 +10,45 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NoMatchError
+from torchtailor.workload.caches import GpusAndDriver, caching_environment, copy_caches, note_caches
 from torchtailor.workload.events import make_trace, read_events
 from torchtailor.workload.hook import HookKind, hook_library
 from torchtailor.workload.moved_modules import INDEX_VARIABLE
 from torchtailor.workload.record import AUDIT, PRELOAD, RECORD_VARIABLE, RecordedRun, run_program, this_machine
 
 ENGINES = ("podman", "docker")
-_RECORDER, _RECORDED = "/torchtailor-recorder", "/torchtailor-recorded"  # in the container
+_RECORDER, _RECORDED, _CACHES = (
+    f"/torchtailor-{what}" for what in ("recorder", "recorded", "caches")
+)  # in the container
 _ELF = b"\x7fELF"
 _MOST_LINKS = 40  # as Linux follows
 
 
 def record_in_image(
-    image: str, command: Sequence[str] = (), *, engine_options: Sequence[str] = (), stdout: IO[str] | None = None
+    image: str,
+    command: Sequence[str] = (),
+    *,
+    engine_options: Sequence[str] = (),
+    stdout: IO[str] | None = None,
+    caches: Path | None = None,
+    machine: Callable[[], GpusAndDriver],
 ) -> RecordedRun:
-    """Run a program of an image, or what the image runs by itself, to its end; the container goes afterwards."""
+    """Run a program of an image, or what the image runs by itself, to its end; the container goes afterwards. The
+    compile caches that it wrote are in `caches`, if that is given."""
     engine = _engine(image)
     variables = _variables(engine, image)
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # whoever runs in the container
-        hooks, recorded, root = (folder / part for part in ("hooks", "recorded", "root"))
-        hooks.mkdir()
-        recorded.mkdir()
-        recorded.chmod(0o1777)
+        folder = Path(name)  # nobody else gets into it; what is mounted is for whoever runs in the container
+        hooks, recorded, root, cached = (folder / part for part in ("hooks", "recorded", "root", "caches"))
+        for one, mode in ((hooks, 0o755), (recorded, 0o1777)):
+            one.mkdir()
+            one.chmod(mode)
         preloads = {PRELOAD: HookKind.PRELOAD, AUDIT: HookKind.AUDIT}
         new = {RECORD_VARIABLE: _RECORDED, INDEX_VARIABLE: "0"}
         for variable, kind in preloads.items():
@@ -47,8 +56,16 @@ def record_in_image(
             shutil.copy(hook, hooks)
             others = variables.get(variable, "").replace(" ", ":").split(":")
             new[variable] = ":".join(filter(None, [f"{_RECORDER}/{hook.name}", *others]))
+        mounts = [f"source={hooks},target={_RECORDER},readonly", f"source={recorded},target={_RECORDED}"]
+        if caches:
+            new |= caching_environment(caches, _CACHES)
+            caching_environment(cached)
+            copy_caches(caches, cached)
+            for one in (cached, *(path for path in cached.rglob("*") if path.is_dir())):
+                one.chmod(0o777)
+            mounts.append(f"source={cached},target={_CACHES}")
         words = [word for variable, value in new.items() for word in ("--env", f"{variable}={value}")]
-        for mount in (f"source={hooks},target={_RECORDER},readonly", f"source={recorded},target={_RECORDED}"):
+        for mount in mounts:
             words += ["--mount", f"type=bind,{mount}"]
         identity = folder / "container"
         line = [engine, "run", "--cidfile", str(identity), "--security-opt", "label=disable"]
@@ -63,7 +80,10 @@ def record_in_image(
             subprocess.run([engine, "rm", "--force", identity.read_text().strip()], capture_output=True, check=False)
         roots = [Path(place) for place in variables.get("PYTHONPATH", "").split(":") if place.startswith("/")]
         program = shlex.join(command) or "its own program"
-        return RecordedRun(make_trace(events, [f"{image}: {program}"], roots, root), code)
+        if caches:
+            copy_caches(cached, caches)
+        kept = note_caches(caches, events.opened, machine, root, _CACHES) if caches else None
+        return RecordedRun(make_trace(events, [f"{image}: {program}"], roots, root), code, kept)
 
 
 def _engine(image: str) -> str:

@@ -9,11 +9,13 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from tests.calling import call
 from tests.integration.oci.conftest import need
+from torchtailor.workload.caches import read_caches
 from torchtailor.workload.trace import read_trace
 
 pytestmark = pytest.mark.xdist_group("podman")  # one image for all
@@ -60,7 +62,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             for path in sorted(every):
                 tar.add(path)
             tar.add(standard, filter=lambda one: None if "/test" in one.name or "__pycache__" in one.name else one)
-            for name in ("demo/__init__.py", "demo/used.py", "demo/cold.py"):
+            own = (
+                "demo/__init__.py",
+                "demo/used.py",
+                "demo/cold.py",
+                "torch/__init__.py",
+                "torch-2.9.0.dist-info/RECORD",
+            )
+            for name in own:
                 tar.addfile(tarfile.TarInfo(f"{SITE}/{name}"))
         podman("rmi", "--force", IMAGE)
         made = podman("import", "--change", f"ENV PYTHONPATH=/{SITE}", "-", IMAGE, given=buffer.getvalue())
@@ -92,6 +101,29 @@ def test_a_program_in_a_container(image: str, tmp_path: Path) -> None:
     assert pages["libc.so.6"] > 100_000 and any(name.startswith("_ctypes.") for name in pages)
     assert not trace.lost
     assert image not in podman("ps", "--all", "--format", "{{.Image}}").stdout.decode()
+
+
+def test_caches_that_a_program_in_a_container_wrote(image: str, tmp_path: Path) -> None:
+    """They are noted with what the image has, and with the path that the program saw; a link brings nothing along."""
+    (tmp_path / "secret").write_text("secret")
+    program = (
+        "import os, torch\n"
+        "folder = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
+        "there = len(os.listdir(folder))\n"
+        "os.makedirs(folder + '/ab', exist_ok=True)\n"
+        "open(folder + '/ab/made.py', 'w').write(folder)\n"
+        f"os.path.lexists(folder + '/link') or os.symlink('{tmp_path}/secret', folder + '/link')\n"
+        "raise SystemExit(there)"
+    )
+    words = ["-o", str(tmp_path / "app.trace"), "--", str(PYTHON.resolve()), "-c", program]
+    for there in range(2):
+        done = call("record", "--image", image, "--caches", str(tmp_path / "caches"), *words)
+        assert done.returncode == there, done.stderr
+    found = read_caches(tmp_path / "caches")
+    assert list(found.files) == ["inductor/ab/made.py"] and found.made_for.torch == "2.9.0"
+    assert found.files["inductor/ab/made.py"].read_text() == f"{found.written_at}/inductor"
+    assert ZipFile(io.BytesIO(found.packed())).comment.decode() == found.written_at == "/torchtailor-caches"
+    assert not (tmp_path / "caches/inductor").stat().st_mode & 0o022
 
 
 def test_traces_of_a_fleet_are_merged(image: str, tmp_path: Path) -> None:
