@@ -326,6 +326,14 @@ def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, w
     assert (" 2.10 " in drawn) is (width >= 80)
 
 
+def test_an_optional_column_is_left_out_where_it_is_empty_and_may_be_absent() -> None:
+    from torchtailor.cli.ui import console
+
+    for rows, shown in (([("a", "")], ["name"]), ([("a", ""), ("b", 5)], ["name", "size"])):
+        drawn = console.table(("name", "size"), rows, optional=("elsewhere", "size"))
+        assert [column.header for column in drawn.columns] == shown
+
+
 @pytest.mark.parametrize(
     ("sizes", "shown", "little"),
     [

@@ -122,7 +122,7 @@ def table(
 ) -> Table:
     """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first, and
     of `paths` in its first column the ends are shown. An optional column in which nothing is is not shown at all."""
-    empty = [name for name in optional if not any(str(row[columns.index(name)]) for row in rows)]
+    empty = [name for at, name in enumerate(columns) if name in optional and not any(str(row[at]) for row in rows)]
     columns, rows = _without(columns, rows, empty)
     drawn = _table(columns, rows, title)
     for name in optional:
