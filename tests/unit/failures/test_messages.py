@@ -185,7 +185,17 @@ def test_bugs_of_programs_are_unknown(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["[rank0]: ", "(EngineCore_DP0 pid=316) ERROR 02-24 00:11:22 [core.py:936] ", "E       "]
+    "prefix",
+    [
+        "[rank0]: ",
+        "(EngineCore_DP0 pid=316) ERROR 02-24 00:11:22 [core.py:936] ",
+        "E       ",
+        "2025-08-13 04:39:39,839 ",
+        "[2025-11-15 17:51:47 TP0] ",
+        "[2023-04-17 03:02:34,106] [ERROR] ",
+        "(SGLangWorker pid=38138) ",
+        "W0916 19:14:38.825000 9120 torch/_dynamo/convert_frame.py:1280] [0/0] ",
+    ],
 )
 def test_prefixes_of_programs_with_several_processes(prefix: str) -> None:
     found = read(f"{prefix}ValueError: the flux capacitor is out of phase\n")

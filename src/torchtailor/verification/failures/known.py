@@ -125,7 +125,7 @@ class _PatternRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def compile(self, rank: int) -> Pattern:
         regex = self.regex or re.escape(self.contains)
-        return Pattern(self.contains.encode("ascii"), regex, self.then, self.rank or rank)
+        return Pattern(self.contains.encode(), regex, self.then, self.rank or rank)
 
 
 class _FailureRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -12,11 +12,14 @@ MAX_LINE = 4096
 _BLOCK = 1 << 16
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What tools put before a line of the program they run: docker's step and seconds, nix's and flox's package, CI's clock,
-# the rank or process of a distributed program, pytest's mark of an error.
+# the rank or process of a distributed program, the loggers of torch, vLLM and SGLang, pytest's mark of an error.
 _PREFIX = re.compile(
-    r"#\d{1,6} (?:\d{1,9}\.\d{1,9} )?|\[?[\w.+-]{1,200}\]?> |\d{4}-\d\d-\d\d[T ][\d:.]{1,30}Z? "
+    r"#\d{1,6} (?:\d{1,9}\.\d{1,9} )?|\[?[\w.+-]{1,200}\]?> |\d{4}-\d\d-\d\d[T ][\d:.,]{1,30}Z? "
+    r"|(?:\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) )?\[\d{4}-\d\d-\d\d[ T][\d:., A-Z]{8,40}\] (?:\[\w{4,8}\] )?"
+    r"|[IWEFC]\d{4} \d\d:\d\d:[\d.]{2,12} [^\]]{1,200}\] ?(?:\[[\w/]{1,12}\]:? ?)?"
     r"|\s{0,40}│\s?|\s{1,40}> |\[rank\d{1,5}\]: ?|E   {1,60}"
-    r"|(?:\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) ?)?(?:ERROR|WARNING) \d\d-\d\d [\d:]{8} [^\]]{1,80}\] ?"
+    r"|(?:\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) ?)?(?:ERROR|WARNING|INFO) \d\d-\d\d [\d:]{8} [^\]]{1,80}\] ?"
+    r"|\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) "
 )
 _NINJA = re.compile(r"\[(\d{1,9})/(\d{1,9})\]")
 _MAKE = re.compile(r"\[\s{0,3}(\d{1,3})%\]")
