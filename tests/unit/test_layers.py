@@ -19,6 +19,7 @@ ROOT = Path(torchtailor.__file__).parent
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours. A
 # package that is named with its parts has several floors, one above the other.
 FLOORS = (
+    {"core.shapes"},
     {
         "core.version",
         "core.errors",

@@ -11,6 +11,8 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 import msgspec
 from msgspec import Meta
 
+from torchtailor.core.shapes import shaped
+
 T = TypeVar("T")
 
 _ARCHS = ("x86_64", "aarch64")
@@ -64,7 +66,7 @@ def decode(document: Mapping[str, Any], shape: type[T], labels: Mapping[str, str
     `labels` names, for each table of rows, the key whose value stands for a row in an error.
     """
     try:
-        return msgspec.convert(document, shape, dec_hook=_parsed)
+        return msgspec.convert(document, shaped(shape), dec_hook=_parsed)
     except msgspec.ValidationError as error:
         raise ValueError(_sentence(_named(str(error), document, shape), document, labels)) from error
 
@@ -77,7 +79,7 @@ def _named(text: str, document: Mapping[str, Any], shape: type[T]) -> str:
     table = found[1]
     for name, section in document[table].items():
         try:
-            msgspec.convert({table: {name: section}}, shape, dec_hook=_parsed)
+            msgspec.convert({table: {name: section}}, shaped(shape), dec_hook=_parsed)
         except msgspec.ValidationError as error:
             return str(error).replace(f"{table}[...]", f"{table}.{name}", 1)
     return text

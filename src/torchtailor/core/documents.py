@@ -16,6 +16,8 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
+from torchtailor.core.shapes import shaped
+
 Bytes = Annotated[int, Meta(description="bytes")]
 Date = Annotated[str, Meta(description="ISO 8601")]
 Seconds = Annotated[float, Meta(description="seconds")]
@@ -33,7 +35,7 @@ def document(shape: type[Document], result: object, **more: object) -> Document:
             for field in msgspec.structs.fields(cast("type[msgspec.Struct]", shape))
         }
         result = {name: value for name, value in values.items() if value is not msgspec.UNSET}
-    return msgspec.convert(result, shape, from_attributes=True)
+    return msgspec.convert(result, shaped(shape), from_attributes=True)
 
 
 def plain(value: object) -> Any:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from torchtailor.core import version
+from torchtailor.core.shapes import shaped
 
 SOMEWHERE = "git+URL@COMMIT"  # where that is not known, and in pages
 _CHECKOUT = Path(__file__).resolve().parents[3]
@@ -90,7 +91,7 @@ def _installed_from() -> _Noted:
     """What the installer noted of where it was told to install from."""
     with suppress(PackageNotFoundError, OSError, ValueError):
         text = distribution("torchtailor").read_text("direct_url.json") or "{}"
-        return msgspec.json.decode(text, type=_Noted)
+        return msgspec.json.decode(text, type=shaped(_Noted))
     return _Noted()
 
 

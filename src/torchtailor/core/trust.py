@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from torchtailor.core.errors import BadInputError, UsageError
+from torchtailor.core.shapes import shaped
 
 _SHA256 = r"\A[0-9a-f]{64}\Z"
 # one name, which no shell, browser or command line takes for anything else
@@ -101,7 +102,7 @@ def is_relative_path(text: str) -> bool:
 def inside(root: Path, relative: str) -> Path:
     """The place of a relative path below a folder; refused where it, or a link on the way, leads out of it."""
     try:
-        msgspec.convert(relative, RelativePath)
+        msgspec.convert(relative, shaped(RelativePath))
     except msgspec.ValidationError as error:
         raise _outside(root, relative) from error
     place = root / relative
@@ -151,7 +152,7 @@ def read_limited(path: Path | int, limit: int) -> bytes:
 def decode_json(data: bytes, shape: type[Shape], name: str, hint: str = "") -> Shape:
     """A JSON document of this shape; `name` is what an error calls it."""
     try:
-        return msgspec.json.decode(data, type=shape)
+        return msgspec.json.decode(data, type=shaped(shape))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadInputError(f"{name} is damaged: {_said(error)}.", hint) from error
 

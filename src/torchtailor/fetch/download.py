@@ -19,6 +19,7 @@ import urllib3
 from torchtailor.core.disk import CACHE_VARIABLE, hash_file, hash_intact, locked, write_atomically
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.core.progress import Progress
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, is_sha256, read_limited
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import (
@@ -283,7 +284,7 @@ def _keep_state(part: Path, response: urllib3.BaseHTTPResponse) -> None:
 
 def _read_state(part: Path) -> _State:
     try:
-        return msgspec.json.decode(read_limited(part.with_suffix(".json"), Limit.STATE), type=_State)
+        return msgspec.json.decode(read_limited(part.with_suffix(".json"), Limit.STATE), type=shaped(_State))
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, BadInputError):
         return _State()
 

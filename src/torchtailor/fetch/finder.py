@@ -14,6 +14,7 @@ import msgspec
 from packaging.utils import NormalizedName, canonicalize_name
 
 from torchtailor.core.errors import NetworkError, TorchtailorError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, read_limited
 from torchtailor.core.urls import redact
 from torchtailor.fetch.cache import Cache
@@ -255,7 +256,7 @@ class Finder:
     def _kept_page(self, url: str) -> _Page | None:
         stored = self.cache.read_note("pages", url)
         try:
-            return msgspec.msgpack.decode(stored, type=_Page) if stored else None
+            return msgspec.msgpack.decode(stored, type=shaped(_Page)) if stored else None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from torchtailor.code.binary.source import blamed_on
 from torchtailor.core.errors import BadInputError, NetworkError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit
 from torchtailor.core.urls import redact
 from torchtailor.fetch.cache import Cache
@@ -70,7 +71,7 @@ class FactsReader:
             return Facts(read_local(path), path.stat().st_size)
         if stored := self._cache.read_note("facts", file.key):
             try:
-                kept = msgspec.msgpack.decode(stored, type=_Stored)
+                kept = msgspec.msgpack.decode(stored, type=shaped(_Stored))
                 return Facts(kept.text, kept.size)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 pass  # a damaged cache entry is replaced
@@ -142,7 +143,7 @@ def check_metadata(cache: Cache, file: WheelAddress, path: Path) -> None:
     """Refuse a wheel that needs something else than was said before it was fetched, and what was resolved by."""
     stored = cache.read_note("facts", file.key)
     try:
-        said = Facts(msgspec.msgpack.decode(stored, type=_Stored).text, 0) if stored else None
+        said = Facts(msgspec.msgpack.decode(stored, type=shaped(_Stored)).text, 0) if stored else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         said = None
     if said is None:

@@ -17,6 +17,7 @@ from packaging.utils import BuildTag, NormalizedName, parse_wheel_filename
 from packaging.version import Version
 
 from torchtailor.core.errors import NetworkError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Size, is_file_name
 from torchtailor.core.urls import local_path, redact, without_login
 from torchtailor.fetch.locations import IndexLocation, with_login_of
@@ -212,7 +213,7 @@ def parse_page(body: bytes, content_type: str, url: str, source: IndexLocation) 
 
 def _from_json(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFile]:
     try:
-        page = msgspec.json.decode(body, type=_JsonPage)
+        page = msgspec.json.decode(body, type=shaped(_JsonPage))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NetworkError(
             f"The page {redact(url)} is not valid JSON of a package index: {error}.",

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.core.cgroups import available_cores
+from torchtailor.core.shapes import shaped
 from torchtailor.nix.nix import EVALUATE, NixRun, run_nix
 from torchtailor.nix.pins import Pins
 
@@ -103,7 +104,7 @@ class _Runner:
     def batch(self, items: Sequence[Mapping[str, str]]) -> list[Evaluation]:
         done = self._call(items)
         if done.code == 0:
-            return list(msgspec.json.decode(done.out, type=list[Evaluated]))
+            return list(msgspec.json.decode(done.out, type=shaped(list[Evaluated])))
         if len(items) == 1:
             return [_failed(items[0]["path"], done.err)]
         culprits = _named(done.err, items)

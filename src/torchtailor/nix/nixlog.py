@@ -11,6 +11,7 @@ from typing import IO
 import msgspec
 
 from torchtailor.core.progress import NixProgress
+from torchtailor.core.shapes import shaped
 
 PREFIX = "@nix "
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -78,7 +79,7 @@ class NixLog:
             self._line(0, line)
             return self._progress != before
         try:
-            event = msgspec.json.decode(line[len(PREFIX) :], type=_Event, strict=False)
+            event = msgspec.json.decode(line[len(PREFIX) :], type=shaped(_Event), strict=False)
         except msgspec.MsgspecError:
             self.messages.append(line)
             return False

@@ -14,6 +14,7 @@ import msgspec
 
 from torchtailor.catalog.schema import Strict
 from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.tables import read_table
 from torchtailor.core.trust import decode_toml
 from torchtailor.nix.tree import read_recipe
@@ -244,7 +245,7 @@ def read_lock(flox: Path) -> Mapping[str, str]:
     if not path.is_file():
         return {}
     try:
-        lock = msgspec.convert(decode_toml(read_recipe(path)), LockFile)
+        lock = msgspec.convert(decode_toml(read_recipe(path)), shaped(LockFile))
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise BadInputError(
             f"{path} is not a valid lock file: {error}.", "Delete it and run `torchtailor recipes hash` again."
@@ -264,7 +265,7 @@ def read_kept(flox: Path) -> Mapping[str, KeptRow]:
     if not path.is_file():
         return {}
     try:
-        kept = msgspec.convert(decode_toml(read_recipe(path)), dict[str, KeptRow])
+        kept = msgspec.convert(decode_toml(read_recipe(path)), shaped(dict[str, KeptRow]))
         _check_kept(kept)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise BadInputError(

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.shapes import shaped
 from torchtailor.oci.compression import LayerCompression
 from torchtailor.oci.descriptor import Descriptor, MediaType, Platform
 from torchtailor.oci.manifests import to_oci
@@ -66,8 +67,8 @@ def read_manifest(document: Document, where: str) -> ImageManifest:
     """The manifest of an image; that of anything else is refused."""
     data = _object(document.data, f"The manifest of {where}")
     try:
-        config = msgspec.convert(data.get("config"), Descriptor)
-        layers = msgspec.convert(data.get("layers"), tuple[Descriptor, ...])
+        config = msgspec.convert(data.get("config"), shaped(Descriptor))
+        layers = msgspec.convert(data.get("layers"), shaped(tuple[Descriptor, ...]))
     except msgspec.ValidationError as error:
         raise BadInputError(f"The manifest of {where} is damaged: {error}.", _AGAIN) from error
     if config.media_type not in _CONFIGS:
@@ -255,7 +256,7 @@ class ImageIndex:
 def read_index(document: Document, where: str) -> ImageIndex:
     data = _object(document.data, f"The index of {where}")
     try:
-        manifests = msgspec.convert(data.get("manifests"), tuple[Descriptor, ...])
+        manifests = msgspec.convert(data.get("manifests"), shaped(tuple[Descriptor, ...]))
     except msgspec.ValidationError as error:
         raise BadInputError(f"The index of {where} is damaged: {error}.", _AGAIN) from error
     if not 0 < len(manifests) <= MOST_LAYERS:

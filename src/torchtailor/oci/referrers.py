@@ -13,6 +13,7 @@ import msgspec
 
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.format import counted
+from torchtailor.core.shapes import shaped
 from torchtailor.oci.descriptor import Descriptor, MediaType
 from torchtailor.oci.imagespec import digest_of, make_json_document, read_index
 from torchtailor.oci.transports.base import Document
@@ -140,7 +141,7 @@ class Proofs:
 def row_if_of(subject: Descriptor, document: Document) -> Mapping[str, Any] | None:
     """The row of a manifest, if it refers to an image."""
     try:
-        found = msgspec.json.decode(document.data, type=_Referring)
+        found = msgspec.json.decode(document.data, type=shaped(_Referring))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if not found.subject or found.subject.digest != subject.digest:

@@ -21,6 +21,7 @@ import msgspec
 
 from torchtailor.core.disk import give_to, locked, remove_locked, sync_folder, write_atomically
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.surgery.cut import GPU_ONLY
 from torchtailor.surgery.cut_document import CutDocument
@@ -99,7 +100,7 @@ class Change:
         if self.moved and (self.moved.path != self.path or self.before or self.after):
             raise ValueError("What was moved is what it was before.")
         for kind, row in said:
-            msgspec.convert(row, kind)
+            msgspec.convert(row, shaped(kind))
 
     @property
     def size_before(self) -> int:
@@ -195,7 +196,7 @@ class Journal:
             return []
         lines = data.split(b"\n")[:-1]
         try:
-            return [msgspec.json.decode(line, type=Change) for line in lines]
+            return [msgspec.json.decode(line, type=shaped(Change)) for line in lines]
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise BadInputError(
                 f"{self._path} is damaged.", "Reinstall the packages that were cut, then remove that folder."

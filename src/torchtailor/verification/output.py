@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from torchtailor.core.disk import write_output
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.shapes import shaped
 from torchtailor.verification.result import Check, CheckOutcome, VerifyReport
 
 FORMAT = 1
@@ -60,12 +61,12 @@ def as_document(report: VerifyReport) -> VerifyDocument:
 def read_report(document: bytes | str) -> VerifyReport:
     """Read a report that was written as JSON."""
     try:
-        if (written := msgspec.json.decode(document, type=_WrittenFormat).format) != FORMAT:
+        if (written := msgspec.json.decode(document, type=shaped(_WrittenFormat)).format) != FORMAT:
             raise BadInputError(
                 f"This verification report has format {written}, and this torchtailor reads {FORMAT}.",
                 "Verify again, or use the torchtailor that wrote it.",
             )
-        read = msgspec.json.decode(document, type=_Written)
+        read = msgspec.json.decode(document, type=shaped(_Written))
     except msgspec.DecodeError as error:
         raise BadInputError(
             f"This is not a verification report: {error}.", "Write one with `torchtailor verify --json`."

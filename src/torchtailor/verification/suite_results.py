@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, read_limited
 
 FORMAT = 1
@@ -74,7 +75,7 @@ class SuiteResults(msgspec.Struct, frozen=True):
 def load_results(path: Path) -> SuiteResults:
     """Read one result file."""
     try:
-        results = msgspec.json.decode(read_limited(path, Limit.MANIFEST), type=SuiteResults)
+        results = msgspec.json.decode(read_limited(path, Limit.MANIFEST), type=shaped(SuiteResults))
     except (OSError, BadInputError, RecursionError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadInputError(
             f"{path} is no result of the op suite: {error}.", "Write one with suite.py --out FILE."

@@ -18,6 +18,7 @@ import msgspec
 from torchtailor.core.disk import can_keep_caches
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.core.pythons import WHAT_IT_IS, find_python, find_uv, running_python
+from torchtailor.core.shapes import shaped
 from torchtailor.core.urls import redact
 from torchtailor.fetch.target import Target
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, Wheelhouse
@@ -137,7 +138,7 @@ def import_torch(environment: Path) -> _ImportedTorch:
             f"torch was installed into {environment} but does not import: {last}",
             f"Run `{python} -X faulthandler -c 'import torch'` for the traceback.",
         )
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=_ImportedTorch)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=shaped(_ImportedTorch))
 
 
 def _pip(environment: Path) -> list[str]:

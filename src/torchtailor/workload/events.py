@@ -24,6 +24,7 @@ from torchtailor.code.gpucode.scan import scan_elf
 from torchtailor.core.disk import open_plain
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.format import counted
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import container_key
@@ -264,7 +265,7 @@ def _fits(name: str, kind: object) -> bool:
     """Whether a trace may hold this name, so that it can be read again."""
     try:
         name.encode()
-        msgspec.convert(name, kind)
+        msgspec.convert(name, shaped(kind))
     except (UnicodeEncodeError, msgspec.ValidationError):
         return False
     return True

@@ -21,6 +21,7 @@ import msgspec
 from torchtailor.core.disk import check_replaceable, disk_errors, write_atomically
 from torchtailor.core.documents import Bytes
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, PathPart, RelativePath, Size, read_limited
 
 SCHEMA = "torchtailor-trace"
@@ -251,9 +252,9 @@ def read_trace(path: Path) -> Trace:
 def decode_trace(data: bytes, name: str = "The trace") -> Trace:
     """A trace from its bytes; `name` is what an error calls it."""
     try:
-        kind = msgspec.json.decode(data, type=_Kind)
+        kind = msgspec.json.decode(data, type=shaped(_Kind))
         if kind.schema == SCHEMA and kind.version == VERSION:
-            return msgspec.json.decode(data, type=Trace)
+            return msgspec.json.decode(data, type=shaped(Trace))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadInputError(f"{name} is not a trace: {error}.", "Record it again.") from error
     raise BadInputError(

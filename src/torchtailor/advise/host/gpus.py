@@ -17,6 +17,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import other_accelerator, pci_gpu
 from torchtailor.catalog.schema import Dotted
 from torchtailor.core.errors import TorchtailorError
+from torchtailor.core.shapes import shaped
 
 NVML_TIMEOUT = 8.0
 SMI_TIMEOUT = 8.0
@@ -77,9 +78,9 @@ def _by_nvml(probe: Probe) -> DetectedGpus:
         return _failed("nvml-hangs", f"NVML did not answer within {NVML_TIMEOUT:.0f} s: the driver or a GPU hangs.")
     try:
         if not ran.done:
-            problem = msgspec.json.decode(ran.output, type=dict[str, str])["problem"]
+            problem = msgspec.json.decode(ran.output, type=shaped(dict[str, str]))["problem"]
             return _failed("nvml-failed", f"NVML failed: {problem}.{_advice(problem)}")
-        report = msgspec.json.decode(ran.output, type=_NvmlReport)
+        report = msgspec.json.decode(ran.output, type=shaped(_NvmlReport))
         driver = Driver(version=_driver_number(report.driver), cuda=report.cuda, source="NVML")
     except (msgspec.MsgspecError, KeyError, ValueError):
         return _failed("nvml-failed", "NVML crashed or returned malformed output.")
@@ -130,7 +131,7 @@ def _smi_gpu(row: dict[str, str]) -> GpuDevice:
         "capability": capability if re.fullmatch(r"\d{1,2}\.\d", capability) else None,
         "memory": int(memory) << 20 if memory.isdecimal() else None,
     }
-    return msgspec.convert(values, GpuDevice)  # checked, so that the description can be loaded again
+    return msgspec.convert(values, shaped(GpuDevice))  # checked, so that the description can be loaded again
 
 
 def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:

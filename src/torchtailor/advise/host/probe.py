@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, read_limited
 
 _log = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ class ReplayProbe:
     @classmethod
     def load(cls, path: Path) -> ReplayProbe:
         try:
-            recording = msgspec.json.decode(read_limited(path, Limit.MANIFEST), type=Recording)
+            recording = msgspec.json.decode(read_limited(path, Limit.MANIFEST), type=shaped(Recording))
         except (OSError, BadInputError, RecursionError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadInputError(
                 f"{path} is not a recording of a machine: {error}.", "Make one with `torchtailor detect --record FILE`."

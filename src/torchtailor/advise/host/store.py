@@ -12,6 +12,7 @@ from torchtailor.advise.host.model import SCHEMA, Host
 from torchtailor.advise.host.system import with_known_system
 from torchtailor.core.disk import write_output
 from torchtailor.core.errors import BadInputError, NoMatchError
+from torchtailor.core.shapes import shaped
 
 _LIMIT = 4 << 20  # a real description is some tens of kilobytes
 _AGAIN = "Create it again with `torchtailor detect --json` on that machine."
@@ -52,7 +53,7 @@ def loads(data: bytes, name: str) -> Host:
             "Use the same version of torchtailor on both machines.",
         )
     try:
-        return with_known_system(msgspec.convert(document, Host))
+        return with_known_system(msgspec.convert(document, shaped(Host)))
     except (msgspec.ValidationError, ValueError) as error:
         raise BadInputError(f"{name} is damaged: {error}.", _AGAIN) from error
 

@@ -33,6 +33,7 @@ from torchtailor.building.graph.policy import THIS_PROCESS, FarmWorker
 from torchtailor.building.source.objects import why_unreachable
 from torchtailor.core.errors import EnvironmentProblem, NetworkError, TorchtailorError
 from torchtailor.core.extras import how_to_add
+from torchtailor.core.shapes import shaped
 
 try:
     import cloudpickle
@@ -372,7 +373,7 @@ class DaskEngine:
 def _outcome(future: Any) -> JobOutcome:
     """What a worker says came of its job; what is no such thing is a failure of the worker's."""
     try:
-        return msgspec.json.decode(future.result(), type=JobOutcome)
+        return msgspec.json.decode(future.result(), type=shaped(JobOutcome))
     except Exception as error:  # also of what cannot be unpickled
         return JobOutcome(
             done=False,

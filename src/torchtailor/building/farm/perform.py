@@ -42,6 +42,7 @@ from torchtailor.catalog.load import USER_FILE
 from torchtailor.core.cgroups import available_cores
 from torchtailor.core.disk import disk_errors, is_intact, share_intact, staging_folder
 from torchtailor.core.errors import BadInputError, CheckFailedError, ExitCode, TorchtailorError
+from torchtailor.core.shapes import shaped
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader
@@ -118,7 +119,7 @@ def perform_sent(data: bytes, setup: bytes) -> bytes:
     began = time.monotonic()
     try:
         job: FarmJob = decode_job(data, FarmJob)
-        outcome = perform(job, workbench(msgspec.json.decode(setup, type=WorkerSetup)))
+        outcome = perform(job, workbench(msgspec.json.decode(setup, type=shaped(WorkerSetup))))
     except TorchtailorError as error:
         outcome = failed(error)
     except Exception as error:

@@ -6,6 +6,8 @@ from enum import Enum
 
 import msgspec
 
+from torchtailor.core.shapes import shaped
+
 
 class JobOutcome(msgspec.Struct, frozen=True):
     """How a job ended on its worker; it is sent back as JSON, errors too."""
@@ -29,7 +31,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 def decode_outcome(data: bytes) -> JobOutcome:
     """What a worker sent back."""
-    return msgspec.json.decode(data, type=JobOutcome)
+    return msgspec.json.decode(data, type=shaped(JobOutcome))
 
 
 class EventKind(Enum):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from torchtailor.core.errors import BadInputError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.version import code_key
 
 
@@ -42,7 +43,7 @@ def encode_job(job: object) -> bytes:
 def decode_job(data: bytes, kinds: Any) -> Any:
     """The job, one of these kinds, of a JSON document that `encode_job` made."""
     try:
-        return msgspec.json.decode(data, type=kinds)
+        return msgspec.json.decode(data, type=shaped(kinds))
     except msgspec.MsgspecError as error:
         raise BadInputError(
             f"This is not a job of torchtailor: {error}.", "Use the same version on every machine."

@@ -18,6 +18,7 @@ from torchtailor.code.hostcode.analyse import HostCode, analyse
 from torchtailor.code.hostcode.image import CodeImage
 from torchtailor.code.hostcode.needs import Needs, read_needs
 from torchtailor.core.disk import cache_folder, hash_file, write_atomically
+from torchtailor.core.shapes import shaped
 from torchtailor.core.version import code_key
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def _kept(path: Path) -> bytes:
 
 def _load(kept: Path) -> HostCode | None:
     try:
-        return msgspec.json.decode(_kept(kept), type=HostCode)
+        return msgspec.json.decode(_kept(kept), type=shaped(HostCode))
     except (OSError, msgspec.DecodeError):  # absent, or cut short by a full disk: it is made again
         return None
 
@@ -83,7 +84,7 @@ def _needs(path: Path, content: str, folder: Path) -> Needs:
     key = hashlib.sha256(f"{content}\0{fingerprint()}\0needs".encode()).hexdigest()
     kept = folder / f"{key}.msgpack"
     try:
-        sets, indices = msgspec.msgpack.decode(_kept(kept), type=tuple[tuple[tuple[str, ...], ...], bytes])
+        sets, indices = msgspec.msgpack.decode(_kept(kept), type=shaped(tuple[tuple[tuple[str, ...], ...], bytes]))
         return Needs(tuple(map(frozenset, sets)), np.frombuffer(indices, np.uint16))
     except (OSError, msgspec.DecodeError):
         pass

@@ -23,6 +23,7 @@ from torchtailor.core.disk import (
     write_atomically,
 )
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import decode_json
 from torchtailor.oci.descriptor import Descriptor, MediaType
 from torchtailor.oci.manifests import MANIFEST_LIMIT, check_document, require_oci
@@ -409,7 +410,7 @@ def _by_name(entries: Sequence[Descriptor]) -> dict[str, Descriptor]:
 def _is_referrer(entry: msgspec.Raw) -> bool:
     """Whether an entry without a name is attached to an image, and is no image."""
     try:
-        return bool(msgspec.json.decode(entry, type=Descriptor).artifact_type)
+        return bool(msgspec.json.decode(entry, type=shaped(Descriptor)).artifact_type)
     except (msgspec.MsgspecError, BadInputError, RecursionError):
         return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.core.errors import BadInputError, EnvironmentProblem, UsageError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, read_limited
 from torchtailor.oci.reference import DEFAULT_REGISTRY, DEFAULT_REGISTRY_ALIASES, RepositoryName
 
@@ -62,7 +63,7 @@ def find_login(image: RepositoryName, environment: Mapping[str, str] | None = No
         except (OSError, BadInputError) as error:
             raise UsageError(f"The logins in {path} cannot be read.", "Check its permissions.") from error
         try:
-            found = _in_file(msgspec.json.decode(data, type=_AuthFile), path, image, environment)
+            found = _in_file(msgspec.json.decode(data, type=shaped(_AuthFile)), path, image, environment)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # not quoted: it holds secrets
             raise UsageError(f"{path} is damaged.", "Remove it and log in again, with docker login.") from error
         if found:
@@ -154,7 +155,7 @@ def _ask(helper: str, path: Path, image: RepositoryName, environment: Mapping[st
             return None
         raise EnvironmentProblem(f"{program} failed: {said[:200]}.", f"Try: echo {server} | {program} get")
     try:
-        secret = msgspec.json.decode(done.stdout, type=_Secret)
+        secret = msgspec.json.decode(done.stdout, type=shaped(_Secret))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise EnvironmentProblem(f"{program} gave no login.", f"Try: echo {server} | {program} get") from error
     if secret.username == _TOKEN_USER:

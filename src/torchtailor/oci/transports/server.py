@@ -16,6 +16,7 @@ import msgspec
 import urllib3
 
 from torchtailor.core.errors import NetworkError
+from torchtailor.core.shapes import shaped
 from torchtailor.core.urls import redact
 from torchtailor.fetch.client import Answer, Client, StatusError, UnreachableError, basic_login, read_some, retry_after
 from torchtailor.fetch.settings import IndexSettings, certificates
@@ -267,7 +268,7 @@ class RegistryServer:
 
         answer = self.retrying(once)
         try:
-            token = msgspec.json.decode(answer.body, type=_Token)
+            token = msgspec.json.decode(answer.body, type=shaped(_Token))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise NetworkError(f"The login server of {self.name} gave no token.", "Try again later.") from error
         found = token.token or token.access_token
@@ -299,7 +300,7 @@ class RegistryServer:
     def _said(self, response: urllib3.BaseHTTPResponse) -> str:
         """What the registry says itself, in a few printable words."""
         try:
-            found = msgspec.json.decode(self._small(response, _SMALL), type=_Errors).errors
+            found = msgspec.json.decode(self._small(response, _SMALL), type=shaped(_Errors)).errors
         except (msgspec.MsgspecError, UnicodeDecodeError, NetworkError, RecursionError, urllib3.exceptions.HTTPError):
             return ""
         text = "; ".join(one.message or one.code for one in found)

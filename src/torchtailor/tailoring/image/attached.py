@@ -18,6 +18,7 @@ import msgspec
 from torchtailor.core.disk import disk_errors, is_intact, staging_folder
 from torchtailor.core.errors import BadInputError, NoMatchError
 from torchtailor.core.progress import Progress
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Sha256, Size
 from torchtailor.fetch.client import worker_threads
 from torchtailor.oci.compression import UnpackedLayer
@@ -51,7 +52,7 @@ class _About(msgspec.Struct, rename={"path": PATH, "sha256": SHA256, "size": SIZ
 
 
 def _read(blob: Descriptor) -> ColdPack:
-    about = msgspec.convert(blob.annotations or {}, _About)
+    about = msgspec.convert(blob.annotations or {}, shaped(_About))
     return ColdPack(about.path, about.sha256, int(about.size), blob)
 
 
@@ -79,8 +80,8 @@ def attached_packs(source: ImageSource, image: Descriptor, label: str) -> list[C
         if row.get("artifactType") != PACKS:
             continue
         with suppress(msgspec.MsgspecError, RecursionError, BadInputError, NoMatchError):
-            document = source.document(msgspec.convert(row, Descriptor))
-            manifest = msgspec.json.decode(document.data, type=_Manifest)
+            document = source.document(msgspec.convert(row, shaped(Descriptor)))
+            manifest = msgspec.json.decode(document.data, type=shaped(_Manifest))
             packs = [_read(blob) for blob in manifest.layers if blob.media_type == PACK]
             if packs_label(packs) == label:
                 return packs

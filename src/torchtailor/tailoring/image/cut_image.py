@@ -20,6 +20,7 @@ from torchtailor.core.disk import staging_folder
 from torchtailor.core.errors import BadInputError, NetworkError, NoMatchError, UsageError
 from torchtailor.core.format import counted
 from torchtailor.core.progress import Progress
+from torchtailor.core.shapes import shaped
 from torchtailor.oci.compression import LayerCompression
 from torchtailor.oci.descriptor import Descriptor
 from torchtailor.oci.imagespec import (
@@ -272,9 +273,9 @@ def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descrip
 def _blobs(document: Document) -> list[Descriptor]:
     """All blobs of a manifest of any kind."""
     try:
-        parts = msgspec.json.decode(document.data, type=_Parts)
+        parts = msgspec.json.decode(document.data, type=shaped(_Parts))
         rows = [parts.config, *(parts.layers or ()), *(parts.blobs or ())]
-        found = [msgspec.convert(row, Descriptor) for row in rows if row]
+        found = [msgspec.convert(row, shaped(Descriptor)) for row in rows if row]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadInputError(f"A manifest is damaged: {error}.", "Fetch the image again.") from error
     return found

@@ -12,6 +12,7 @@ import msgspec
 from torchtailor.catalog.budgets import Allowance, Budget, amount
 from torchtailor.core.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.core.format import human_bytes
+from torchtailor.core.shapes import shaped
 from torchtailor.core.trust import Limit, decode_toml, read_limited
 from torchtailor.verification.sizes.compare import SizeChange, SizeComparison, unversioned
 
@@ -41,7 +42,7 @@ def read_budget(path: Path) -> Budget:
     """The [budget] of a file."""
     try:
         text = read_limited(path, Limit.CONFIGURATION).decode("utf-8")
-        return msgspec.convert(decode_toml(text), _File).budget
+        return msgspec.convert(decode_toml(text), shaped(_File)).budget
     except FileNotFoundError as error:
         raise NoMatchError(f"{path} does not exist.", "Give a TOML file with a [budget] table.") from error
     except (OSError, ValueError, BadInputError, RecursionError) as error:

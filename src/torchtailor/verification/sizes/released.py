@@ -15,6 +15,7 @@ from packaging.version import Version
 from torchtailor.core.disk import disk_errors
 from torchtailor.core.errors import NoMatchError
 from torchtailor.core.progress import Progress
+from torchtailor.core.shapes import shaped
 from torchtailor.core.version import code_key
 from torchtailor.fetch.client import Client, worker_threads
 from torchtailor.fetch.finder import Finder
@@ -84,7 +85,7 @@ def measure_released(
     key = f"{file.key} {kernels} {code_key()}"
     if (kept := finder.cache.read_note("sizes", key)) is not None:
         try:
-            return msgspec.msgpack.decode(kept, type=Sizes)
+            return msgspec.msgpack.decode(kept, type=shaped(Sizes))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass  # a damaged note is written anew
     at_hand = file.local_path or (finder.cache.locate(file.sha256, file.filename) if file.sha256 else None)

@@ -31,6 +31,7 @@ from torchtailor.core.cgroups import available_cores
 from torchtailor.core.disk import disk_errors, staging_folder
 from torchtailor.core.documents import Bytes, document, plain
 from torchtailor.core.errors import BuildFailedError, CheckFailedError, EnvironmentProblem
+from torchtailor.core.shapes import shaped
 from torchtailor.trees.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.trees.wheels.deflate import Effort
 from torchtailor.trees.wheels.distribution import WheelDistribution
@@ -211,7 +212,7 @@ class Bundler:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1].strip()
             raise BuildFailedError(f"auditwheel could not bundle {wheel.name}: {last}", _WITHOUT)
-        return msgspec.json.decode(answer.read_bytes(), type=_Answer)
+        return msgspec.json.decode(answer.read_bytes(), type=shaped(_Answer))
 
     def _check(self, wheel: WheelDistribution, system: frozenset[str], replaced: set[str]) -> Iterator[tuple[str, str]]:
         """Every library finds what it needs by its own search path; yields what is left to the system, and why."""
