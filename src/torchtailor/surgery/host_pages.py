@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import (
@@ -50,7 +51,7 @@ from torchtailor.surgery.layout import (
 )
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.host_table import NOTE_HEADER, NOTE_OWNER, HostTable, PagedSegment, SegmentFlag
-from torchtailor.workload.pack import PAGE_BLOCK, hashed
+from torchtailor.workload.pack import KEY_SIZE, PAGE_BLOCK, hashed
 
 HOOK_FUNCTION = "torchtailor_host_pages"
 NOTE_SECTION = ".note.torchtailor"
@@ -73,9 +74,12 @@ _CODE_ALIGNMENT = 16
 _CODE_SIZE = 64
 _AGAIN = 1  # added to the address of the table in the second call
 _MOST_PIECES = 1 << 16  # that the hook reads
+_MOST_NAMES = 8 << 10  # bytes: what is said of a library in words, and what its tables grow by
+_LITTLE = 64 << 10  # bytes: for less, data has no mapping of its own
+_SMALL, _SMALL_IN_ALL = 256 << 10, 4 << 20  # bytes: of what can be written to
 # bytes: a hole between two segments that the pack maps as zeros, or a segment without cold runs beside one with some;
 # each saves mappings
-_COVERED = 8 << 20
+_COVERED = 16 << 20
 
 
 class NotPagedError(Exception):
@@ -91,22 +95,26 @@ class WantedPages:
     data: bool  # read-only data that was not touched leaves the file, too
     gap: int  # smaller runs of cold pages stay
     unwind: bool  # all unwind tables stay, for debuggers
+    place: str = ""  # the folder of pack and hook, from the library's
+    pack: str = ""  # a name as long as that of its pack
     apart: bool = False  # data that is needed at load is apart from code in the pack, which unpacks it when it is run
     worth: int = WORTH  # for less it is not changed
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The tables that grow by entries for the hook's function, as sections; None where the library has none."""
+    """The tables that grow by entries for the hook's function, and others that move, as sections; None where there is
+    none."""
 
     symbols: Section
     strings: Section
     versions: Section | None
     relocations: Section | None
+    whole: tuple[tuple[DynamicTag, Section], ...]  # that move with them as they are
 
     @property
     def all(self) -> tuple[Section, ...]:
-        found = (self.symbols, self.strings, self.versions, self.relocations)
+        found = (self.symbols, self.strings, self.versions, self.relocations, *(section for _, section in self.whole))
         return tuple(section for section in found if section is not None)
 
     @property
@@ -120,13 +128,18 @@ class PagePlan:
     """Which addresses of a library stay in its file, and what its pack maps."""
 
     elf: ElfFile
+    loads: tuple[Segment, ...]  # the loaded segments, without those that held nothing but tables
     page: int
     tables: _Tables
+    stale: tuple[Span, ...]  # where tables were that have moved
     segments: tuple[tuple[Segment, Span], ...]  # what a pack covers, each with the first of the segments there
     cold: tuple[Span, ...]
     gone: tuple[Span, ...]  # of the cold ones, those that held tables which have moved
     fixed: tuple[Span, ...]  # what the loader itself maps
     wanted: WantedPages
+    behind: Segment | None  # the code at whose end there is room for the instructions that call the hook
+    start: int = 0  # where what is added goes
+    code: tuple[tuple[int, bytes], ...] = ()  # these instructions, where they are there
 
     @property
     def saved(self) -> int:
@@ -140,7 +153,7 @@ class PagePlan:
     @property
     def left(self) -> int:
         """Bytes of segments without write access that stay."""
-        return sum(load.file_size for load in self.elf.loads if not load.flags & _WRITE) - self.saved
+        return sum(load.file_size for load in self.loads if not load.flags & _WRITE) - self.saved
 
     @property
     def runs(self) -> int:
@@ -159,22 +172,24 @@ class PagePlan:
         """The plan, or NotPagedError."""
         tables = _tables(elf)
         page = _checked_page(elf)
-        gone = [
-            Span(align_up(table.address, page), table.memory_end // page * page)
-            for table in tables.all
-            if table.memory_end // page * page > align_up(table.address, page)
-        ]
-        gone = merge(gone) if gone else []
+        dead = [load for load in elf.loads[1:] if _holds_tables(elf, load, tables)]
+        loads = tuple(load for load in elf.loads if load not in dead)
+        stale = merge([*tables.spans, *(_whole(load, page) for load in dead)])
+        gone = [Span(align_up(span.start, page), span.end // page * page) for span in stale]
+        gone = [span for span in gone if span.size > 0]
+        behind = next((load for load in loads if _has_room(load, page)), None)
         fixed = _fixed(elf, tables, wanted, page)
+        if behind:
+            fixed = merge([*fixed, *_pages([Span(behind.memory_end - 1, behind.memory_end)], page)])
         hot = merge([*fixed, *_pages((Span(*run) for run in wanted.touched), page)])
         cold: list[Span] = []
         segments: list[tuple[Segment, Span]] = []
-        for group in _groups(elf, page):
+        for group in _groups(loads, page):
             runs: list[Span] = []
             for load in group:
                 free = subtract([_whole(load, page)], subtract(hot, gone))
                 runs += [run for run in free if run.size >= max(wanted.gap, page)]
-            if not runs:
+            if sum(run.size for run in subtract(runs, gone)) < _LITTLE and sum(run.size for run in runs) < 4 * _LITTLE:
                 continue
             with_cold = [index for index, load in enumerate(group) if _within(runs, _whole(load, page))]
             first, last = with_cold[0], with_cold[-1]
@@ -189,20 +204,129 @@ class PagePlan:
                 inside = _within(runs, part)
                 cold += inside
                 segments += [(group[first], part)] if inside else []
-        plan = cls(elf, page, tables, tuple(segments), tuple(cold), tuple(gone), tuple(fixed), wanted)
+        places = tuple(segments), tuple(cold), tuple(gone), tuple(fixed)
+        plan = cls(elf, loads, page, tables, tuple(stale), *places, wanted, behind)
         if plan.saved < wanted.worth:
             raise NotPagedError("too little of it was not touched")
-        return plan
+        frame = _Frame.of(plan)
+        code = frame.calls(elf, align_up(behind.memory_end, _CODE_ALIGNMENT)) if behind else ()
+        plan = replace(plan, start=frame.start, code=code)
+        if wanted.apart:
+            return plan
+        added = _Writing.of(plan, [bytes(KEY_SIZE)] * len(segments), wanted.pack).addition  # as large as it will be
+        return replace(plan, segments=_over_holes(plan, Span(added.start, align_up(added.end, page))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where what is added goes: all that does not depend on the content of pages."""
+
+    entries: int  # of the dynamic section
+    spare: tuple[Segment, int] | None  # the place of a word in a writable segment; else one is added
+    writable_at: int  # the address of that
+    headers: int
+    start: int
+    size: int  # bytes that are added at most, without the writable ones
+
+    @property
+    def slot_at(self) -> int:
+        return self.spare[1] if self.spare else self.writable_at
+
+    @property
+    def note_at(self) -> int:
+        return align_up(self.start + self.headers * PROGRAM_HEADER.size, _WORD)
+
+    @property
+    def table_at(self) -> int:
+        return self.note_at + NOTE_HEADER.size + len(NOTE_OWNER)
+
+    def calls(self, elf: ElfFile, at: int) -> tuple[tuple[int, bytes], ...]:
+        """The instructions that call the hook from an address on: for the initialiser, and for the last relocation."""
+        calls = ((at, self.table_at + _AGAIN, elf.dynamic_value(_INIT)), (at + _CODE_SIZE, self.table_at, None))
+        return tuple(
+            (begin, _first_code(elf.machine, begin, given, self.slot_at, then).ljust(_CODE_SIZE, b"\0"))
+            for begin, given, then in calls
+        )
+
+    @classmethod
+    def of(cls, plan: PagePlan) -> _Frame:
+        elf, page = plan.elf, plan.page
+        entries = _entries(elf, _Strings(b""), plan.wanted.place)
+        room = next(s for s in elf.segments if s.type == SegmentType.DYNAMIC)
+        new_tags = {_INIT, DynamicTag.RELA, DynamicTag.RELASZ, DynamicTag.RELAENT} - {tag for tag, _ in entries}
+        count = len(entries) + len(new_tags)
+        spare = _spare_word(elf, page) if count < room.file_size // DYNAMIC_ENTRY.size else None
+        old = _pieces(plan)
+        if len(old) > _MOST_PIECES:
+            raise NotPagedError("it would be in too many pieces")
+        headers = 1 + len(_loads(plan, old)) + (2 if spare is None else 1) + len(_others(elf)) + 1
+        size = headers * PROGRAM_HEADER.size + _MOST_NAMES + sum(table.size for table in plan.tables.all)
+        size += (len(plan.cold) + len(plan.segments) + 2 * len(old)) * (_CODE_SIZE - _WORD)
+        end = align_up(max(load.memory_end for load in plan.loads) + 2 * _WORD, page)
+        behind = end if spare else align_up(end + 2 * _WORD + (count + 1) * DYNAMIC_ENTRY.size, page)
+        return cls(count, spare, end, headers, _gap(plan, size, behind), size)
+
+
+def _gap(plan: PagePlan, size: int, behind: int) -> int:
+    """The first address with so much room behind data that the loader maps from the file, in one mapping with it; else
+    behind everything."""
+    covers = [cover for _, cover in plan.segments]
+    for before, after in pairwise(plan.loads):
+        gap = Span(_whole(before, plan.page).end, after.address // plan.page * plan.page)
+        mapped = not any(cover.start < gap.end and gap.start <= cover.end for cover in covers)
+        if before.flags == _READ and gap.size >= size and mapped:
+            return gap.start
+    return behind
+
+
+def _over_holes(plan: PagePlan, added: Span) -> tuple[tuple[Segment, Span], ...]:
+    """What the pack covers, with the small holes beside it, which are mappings too: first those beside data."""
+    spans = {cover: cover for _, cover in plan.segments}
+    for load, cover in sorted(plan.segments, key=lambda row: row[0].flags & _EXECUTE):
+        taken = merge([added, *spans.values(), *(_whole(load, plan.page) for load in plan.loads)])
+        below, above = max(cover.start - _COVERED, 0), cover.end + _COVERED
+        start = next((s.start for s in subtract([Span(below, cover.start)], taken) if s.end == cover.start), below)
+        end = next((s.end for s in subtract([Span(cover.end, above)], taken) if s.start == cover.end), above)
+        spans[cover] = Span(start if start > below else cover.start, end if end < above else cover.end)
+    return tuple((load, spans[cover]) for load, cover in plan.segments)
+
+
+def _others(elf: ElfFile) -> tuple[Segment, ...]:
+    """The program headers of what is not loaded by itself."""
+    return tuple(s for s in elf.segments if s.type not in (SegmentType.LOAD, SegmentType.PHDR))
+
+
+def _has_room(load: Segment, page: int) -> bool:
+    """Whether behind a segment of code there is room for a few instructions in its last page."""
+    at = align_up(load.memory_end, _CODE_ALIGNMENT)
+    fits = load.memory_end % page and at + 2 * _CODE_SIZE <= align_up(load.memory_end, page)
+    return bool(fits and load.flags == _READ | _EXECUTE and load.memory_size == load.file_size)
+
+
+def _holds_tables(elf: ElfFile, load: Segment, tables: _Tables) -> bool:
+    """Whether a segment has nothing but tables that move, what were program headers, and zeros."""
+    whole = Span(load.address, load.memory_end)
+    moved = {section.index for section in tables.all}
+    inside = [s for s in elf.sections if s.allocated and s.address < whole.end and whole.start < s.memory_end]
+    others = [s for s in _others(elf) if s.memory_size and s.address < whole.end and whole.start < s.memory_end]
+    known = all(section.index in moved or section.name == TABLE_SECTION for section in inside)
+    if load.flags & _WRITE or load.memory_size != load.file_size or others or not known or not load.file_size:
+        return False
+    table = elf.address_of(elf.header.segment_table_offset) or 0
+    spans = [*tables.spans, Span(table, table + len(elf.segments) * PROGRAM_HEADER.size)]
+    spans += [Span(section.address, section.memory_end) for section in inside]
+    rest = subtract([whole], merge(spans))
+    return not any(bytes(elf.read(load.offset + s.start - load.address, s.size)).strip(b"\0") for s in rest)
 
 
 def _whole(load: Segment, page: int) -> Span:
     return Span(load.address // page * page, align_up(load.memory_end, page))
 
 
-def _groups(elf: ElfFile, page: int) -> Iterator[list[Segment]]:
+def _groups(loads: Sequence[Segment], page: int) -> Iterator[list[Segment]]:
     """The segments that can be in packs; those with the same rights and little between them together."""
     group: list[Segment] = []
-    for load in elf.loads:
+    for load in loads:
         fits = not load.flags & _WRITE and load.memory_size == load.file_size > 0
         if group and not (
             fits
@@ -239,7 +363,17 @@ def _tables(elf: ElfFile) -> _Tables:
         raise NotPagedError("it has no dynamic symbols")
     if relocations is not None and elf.dynamic_value(DynamicTag.RELASZ) != relocations.size:
         raise NotPagedError("its relocations are laid out in another way than linkers do")
-    return _Tables(symbols, strings, versions, relocations)
+    kinds = {
+        DynamicTag.VERNEED: (SectionType.VERNEED, None),
+        DynamicTag.RELR: (SectionType.RELR, DynamicTag.RELRSZ),
+        DynamicTag.JMPREL: (SectionType.RELA, DynamicTag.PLTRELSZ),
+    }
+    whole: list[tuple[DynamicTag, Section]] = []
+    for tag, (kind, size) in kinds.items():
+        section = by_address.get(elf.dynamic_value(tag) or 0)
+        if section and section.type == kind and (size is None or elf.dynamic_value(size) == section.size):
+            whole.append((tag, section))
+    return _Tables(symbols, strings, versions, relocations, tuple(whole))
 
 
 def _checked_page(elf: ElfFile) -> int:
@@ -261,17 +395,14 @@ def _fixed(elf: ElfFile, tables: _Tables, wanted: WantedPages, page: int) -> lis
     """The addresses that stay in the file whatever was touched, as whole pages."""
     moved = {section.index for section in tables.all}
     spans = [Span(load.address, load.address + 1) for load in elf.loads[:1]]
-    table = elf.address_of(elf.header.segment_table_offset)
     for section in elf.sections:
         if not (section.allocated and section.in_file) or section.index in moved:
             continue
         data = not section.executable and section.name not in _UNWIND and not wanted.data
         unwind = section.name in _UNWIND and wanted.unwind
-        gpu = section.name in CONTAINER_SECTIONS or section.name == TABLE_SECTION
+        gpu = section.name in CONTAINER_SECTIONS
         if data or unwind or gpu or section.name.startswith(_ALWAYS):
             spans.append(Span(section.address, section.memory_end))
-    if table is not None:
-        spans.append(Span(table, table + len(elf.segments) * PROGRAM_HEADER.size))
     # patchelf and others put small tables anywhere
     spans += [
         Span(s.address, s.memory_end)
@@ -286,14 +417,19 @@ def _pages(spans: Iterable[Span], page: int) -> list[Span]:
 
 
 def segment_bytes(plan: PagePlan, source: FileSource, cover: Span) -> Iterator[bytes]:
-    """The bytes that a pack maps over segments: those of the file, zeros where tables were that have moved, between
-    segments, and to the end of the last page."""
+    """The bytes that a pack maps over segments: those of the file, the call of the hook, and zeros where tables were
+    that have moved, between segments, and to the end of the last page."""
     at = cover.start
-    for load in plan.elf.loads:
-        for part in subtract(_within([Span(load.address, load.address + load.file_size)], cover), plan.tables.spans):
+    for load in plan.loads:
+        for part in subtract(_within([Span(load.address, load.address + load.file_size)], cover), plan.stale):
             yield from _zeros(part.start - at)
             yield from source.chunks(load.offset + part.start - load.address, part.size)
             at = part.end
+        for start, data in plan.code if load is plan.behind else ():
+            if cover.start <= start < cover.end:
+                yield from _zeros(start - at)
+                yield data
+                at = start + len(data)
     yield from _zeros(cover.end - at)
 
 
@@ -340,20 +476,18 @@ class PagedLibrary:
     runs: int  # in how many pieces
 
 
-def write_hot(
-    plan: PagePlan, keys: Sequence[bytes], source: FileSource, fd: int, pack: str, where: str
-) -> PagedLibrary:
-    """Write the library without its cold pages to an empty file; `pack` is the name of its pack, and `where` the
-    folder of pack and hook, from the library's."""
-    writing = _Writing.of(plan, keys, pack, where)
+def write_hot(plan: PagePlan, keys: Sequence[bytes], source: FileSource, fd: int, pack: str) -> PagedLibrary:
+    """Write the library without its cold pages to an empty file; `pack` is the name of its pack."""
+    writing = _Writing.of(plan, keys, pack)
     writing.write(source, fd)
-    left = sum(piece.file_size for piece in writing.pieces[:-1] if not piece.segment.flags & _WRITE)
+    old = (piece for piece in writing.pieces if piece.segment.index >= 0)
+    left = sum(piece.file_size for piece in old if not piece.segment.flags & _WRITE)
     runs = sum(bool(piece.file_size) for piece in writing.pieces)
     return PagedLibrary(writing.table, plan, left, runs)
 
 
 class _Addition:
-    """What is added behind the old segments, in order of address."""
+    """What is added, in order of address."""
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
@@ -375,75 +509,62 @@ class _Writing:
 
     plan: PagePlan
     table: HostTable
-    pieces: tuple[SegmentPiece, ...]  # in order of address, the new ones last
-    others: tuple[Segment, ...]  # that are not loaded by themselves
+    pieces: tuple[SegmentPiece, ...]  # in order of address
     addition: _Addition
-    headers_at: int
-    note_at: int
+    frame: _Frame
     dynamic: tuple[int, bytes]  # where the dynamic section is, and its content
 
     @classmethod
-    def of(cls, plan: PagePlan, keys: Sequence[bytes], pack: str, where: str) -> _Writing:
-        elf, page, tables = plan.elf, plan.page, plan.tables
-        old = _pieces(plan)
+    def of(cls, plan: PagePlan, keys: Sequence[bytes], pack: str) -> _Writing:
+        elf, page, tables, frame = plan.elf, plan.page, plan.tables, _Frame.of(plan)
+        frame = replace(frame, start=plan.start)  # the holes are smaller now
         strings = _Strings(bytes(elf.content(tables.strings)))
         function = strings.add(HOOK_FUNCTION)
-        entries = _entries(elf, strings, where)
-        room = next(s for s in elf.segments if s.type == SegmentType.DYNAMIC)
-        new_tags = {_INIT, DynamicTag.RELA, DynamicTag.RELASZ, DynamicTag.RELAENT} - {tag for tag, _ in entries}
-        spare = _spare_word(elf, page)
-        if len(entries) + len(new_tags) >= room.file_size // DYNAMIC_ENTRY.size:
-            spare = None
-        others = tuple(s for s in elf.segments if s.type not in (SegmentType.LOAD, SegmentType.PHDR))
-        count = 1 + len(_loads(plan, old)) + (2 if spare is None else 1) + len(others) + 1
-        if len(old) > _MOST_PIECES:
-            raise NotPagedError("it would be in too many pieces")
-        addition = _Addition(align_up(max(load.memory_end for load in elf.loads) + 2 * _WORD, page))
-        headers_at = addition.add(bytes(count * PROGRAM_HEADER.size))
-        note_at = align_up(addition.end, _WORD)
-        table_at = note_at + NOTE_HEADER.size + len(NOTE_OWNER)
-        *stay, behind = place([*(p for p in old if not _is_cold(p)), _new_piece(_READ, addition.start, page, page)])
+        entries = _entries(elf, strings, plan.wanted.place)
+        addition = _Addition(plan.start)
+        addition.add(bytes(frame.headers * PROGRAM_HEADER.size))
+        segments = tuple(
+            PagedSegment(cover.start, cover.size, key, _flags(load, cover, plan))
+            for (load, cover), key in zip(plan.segments, keys, strict=True)
+        )
+        cold = tuple((span.start, span.end) for span in _needed(plan))
+        pieces = _pieces(plan)
+        if frame.spare:
+            room = next(s for s in elf.segments if s.type == SegmentType.DYNAMIC)
+            dynamic_at, size = room.address, room.file_size
+            last = next(index for index, piece in enumerate(pieces) if piece.segment is frame.spare[0])
+            pieces[last] = replace(pieces[last], memory_size=frame.slot_at + _WORD - pieces[last].address)
+        else:
+            dynamic_at, size = frame.writable_at + 2 * _WORD, (frame.entries + 1) * DYNAMIC_ENTRY.size
+            pieces.append(_new_piece(_READ | _WRITE, frame.writable_at, 2 * _WORD + size, page))
+        hot = tuple((piece.address, piece.end, 0) for piece in pieces if plan.by_hook(piece) and not _is_cold(piece))
+        joined = tuple(_joined(elf, pieces, page))
         table = HostTable(
-            plan.wanted.identity,
-            table_at,
-            behind.offset + table_at - addition.start,
-            page,
-            tuple(
-                PagedSegment(cover.start, cover.size, key, _flags(load, cover, plan))
-                for (load, cover), key in zip(plan.segments, keys, strict=True)
-            ),
-            tuple((span.start, span.end) for span in _needed(plan)),
-            tuple((piece.address, piece.end, piece.offset) for piece in stay if plan.by_hook(piece)),
-            pack,
-            where,
+            plan.wanted.identity, frame.table_at, 0, page, segments, cold, hot, joined, pack, plan.wanted.place
         )
         addition.add(table.note(), alignment=_WORD)
         new = _grown_tables(plan, addition, strings, function)
-        code_at = align_up(addition.end, _CODE_ALIGNMENT)
-        early_at = code_at + _CODE_SIZE
-        writable_at = align_up(early_at + _CODE_SIZE, page)
-        slot_at = spare[1] if spare else writable_at
-        init = elf.dynamic_value(_INIT)
-        for at, given, then in ((code_at, table_at + _AGAIN, init), (early_at, table_at, None)):
-            addition.add(_first_code(elf.machine, at, given, slot_at, then).ljust(_CODE_SIZE, b"\0"))
+        code = plan.code or frame.calls(elf, align_up(addition.end, _CODE_ALIGNMENT))
+        addition.contents |= () if plan.code else code
+        addition.end = addition.end if plan.code else code[-1][0] + _CODE_SIZE
+        (code_at, _), (early_at, _) = code
         number = tables.symbols.size // SYMBOL.size
         rows = addition.contents[new[DynamicTag.RELA]][: -2 * RELA.size]
-        rows += RELA.pack(slot_at, number << 32 | _GLOB_DAT[elf.machine], 0)
-        addition.contents[new[DynamicTag.RELA]] = rows + RELA.pack(slot_at, _IRELATIVE[elf.machine], early_at)
+        rows += RELA.pack(frame.slot_at, number << 32 | _GLOB_DAT[elf.machine], 0)
+        addition.contents[new[DynamicTag.RELA]] = rows + RELA.pack(frame.slot_at, _IRELATIVE[elf.machine], early_at)
         values = {**new, _INIT: code_at}
         listed = [(tag, values.pop(tag, value)) for tag, value in entries]
-        data = b"".join(DYNAMIC_ENTRY.pack(*entry) for entry in (*listed, *sorted(values.items())))
-        pieces = [*old, _new_piece(_READ | _EXECUTE, addition.start, addition.end - addition.start, page)]
-        if spare:
-            dynamic = (room.address, data.ljust(room.file_size, b"\0"))
-            last = next(index for index, piece in enumerate(pieces) if piece.segment is spare[0])
-            pieces[last] = replace(pieces[last], memory_size=slot_at + _WORD - pieces[last].address)
-        else:
-            dynamic = (writable_at + 2 * _WORD, data + bytes(DYNAMIC_ENTRY.size))
-            pieces.append(_new_piece(_READ | _WRITE, writable_at, 2 * _WORD + len(dynamic[1]), page))
+        data = b"".join(DYNAMIC_ENTRY.pack(*entry) for entry in (*listed, *sorted(values.items()))).ljust(size, b"\0")
+        rights = _READ if plan.code else _READ | _EXECUTE
+        pieces.append(_new_piece(rights, addition.start, addition.end - addition.start, page))
+        pieces.sort(key=lambda piece: piece.address)
         filled = iter(place(piece for piece in pieces if not _is_cold(piece)))
         placed = tuple(piece if _is_cold(piece) else next(filled) for piece in pieces)
-        return cls(plan, table, placed, others, addition, headers_at, note_at, dynamic)
+        offsets = {piece.address: piece.offset for piece in placed}
+        hot = tuple((start, end, offsets[start]) for start, end, _ in hot)
+        table = replace(table, offset=offsets[plan.start] + frame.table_at - plan.start, hot=hot)
+        addition.contents[frame.note_at] = table.note()
+        return cls(plan, table, placed, addition, frame, (dynamic_at, data))
 
     @property
     def addresses(self) -> AddressMap:
@@ -451,14 +572,14 @@ class _Writing:
 
     def write(self, source: FileSource, fd: int) -> None:
         elf, addresses = self.plan.elf, self.addresses
-        stale = self.plan.tables.spans
         for piece in self.pieces:
             if piece.segment.index < 0 or not piece.file_size:
                 continue
-            for span in subtract([Span(piece.address, piece.end)], stale):
+            end = min(piece.end, piece.segment.address + piece.segment.file_size)
+            for span in subtract([Span(piece.address, end)], self.plan.stale):
                 shift = span.start - piece.address
                 copy_range(source, piece.old_offset + shift, fd, piece.offset + shift, span.size)
-        for at, data in self.addition.contents.items():
+        for at, data in (*self.addition.contents.items(), *self.plan.code):
             write_at(fd, _at(addresses, at), data)
         write_at(fd, _at(addresses, self.dynamic[0]), self.dynamic[1])
         sections = self._sections(addresses)
@@ -467,9 +588,9 @@ class _Writing:
         write_at(fd, *sections.names)
         write_at(fd, sections.table.offset, sections.table.data)
         headers = self._program_headers(addresses)
-        write_at(fd, _at(addresses, self.headers_at), headers)
+        write_at(fd, _at(addresses, self.plan.start), headers)
         fields = list(HEADER.unpack(elf.read(0, HEADER.size)))
-        fields[5:7] = [_at(addresses, self.headers_at), sections.table.offset]
+        fields[5:7] = [_at(addresses, self.plan.start), sections.table.offset]
         fields[10] = len(headers) // PROGRAM_HEADER.size
         fields[12] = sections.table.count
         write_at(fd, 0, HEADER.pack(*fields))
@@ -480,7 +601,7 @@ class _Writing:
             flags = 0 if _is_cold(piece) else piece.segment.flags
             where = (piece.offset, piece.address, piece.address)
             rows.append((SegmentType.LOAD, flags, *where, piece.file_size, piece.memory_size, piece.alignment))
-        for other in self.others:
+        for other in _others(self.plan.elf):
             address, size, memory = other.address, other.file_size, other.memory_size
             if other.type == SegmentType.DYNAMIC:
                 address, size, memory = self.dynamic[0], len(self.dynamic[1]), len(self.dynamic[1])
@@ -493,11 +614,11 @@ class _Writing:
             else:  # in the pack
                 offset = size = 0
             rows.append((other.type, other.flags, offset, address, address, size, memory, other.alignment))
-        size = len(self.addition.contents[self.note_at])
-        note = (_at(addresses, self.note_at), self.note_at, self.note_at, size, size, 4)
+        size = len(self.addition.contents[self.frame.note_at])
+        note = (_at(addresses, self.frame.note_at), self.frame.note_at, self.frame.note_at, size, size, 4)
         rows.append((SegmentType.NOTE, _READ, *note))
         size = (len(rows) + 1) * PROGRAM_HEADER.size
-        start = self.headers_at
+        start = self.plan.start
         table = (SegmentType.PHDR, _READ, _at(addresses, start), start, start, size, size, _WORD)
         return b"".join(PROGRAM_HEADER.pack(*row) for row in (table, *rows))
 
@@ -517,6 +638,8 @@ class _Writing:
                 pass  # goes last, with the new name in it
             elif section.type == SectionType.DYNAMIC and section.allocated:
                 row[3], row[4], row[5] = self.dynamic[0], _at(addresses, self.dynamic[0]), len(self.dynamic[1])
+            elif section.name == TABLE_SECTION and elf.load_at(section.address) not in self.plan.loads:
+                row = [0] * len(row)  # went with its segment
             elif section.allocated and section.in_file and elf.load_at(section.address) is not None:
                 piece = addresses.piece(section.address)
                 if piece is not None and section.memory_end <= piece.end:
@@ -526,7 +649,11 @@ class _Writing:
             else:
                 row[4] = layout.place(section)
             rows.append(row)
-        where = [self.note_at, _at(addresses, self.note_at), len(self.addition.contents[self.note_at])]
+        where = [
+            self.frame.note_at,
+            _at(addresses, self.frame.note_at),
+            len(self.addition.contents[self.frame.note_at]),
+        ]
         rows.append([note_name, SectionType.NOTE, SectionFlag.ALLOC, *where, 0, 0, 4, 0])
         return layout.finish(rows, elf.header.name_section, names)
 
@@ -575,11 +702,14 @@ def _needed(plan: PagePlan) -> list[Span]:
 def _pieces(plan: PagePlan) -> list[SegmentPiece]:
     """The old segments: each a piece, or hot and cold pieces in turns."""
     pieces: list[SegmentPiece] = []
-    for load in plan.elf.loads:
-        end = load.address + load.file_size
+    for load in plan.loads:
+        end = plan.code[-1][0] + _CODE_SIZE if load is plan.behind and plan.code else load.address + load.file_size
         inside = [run for run in plan.cold if run.start < load.memory_end and load.address < run.end]
         if not inside:
-            pieces.append(SegmentPiece(load, load.address, load.file_size, load.memory_size, load.alignment))
+            size = end - load.address
+            keeps = load is plan.loads[0] or load.flags & _EXECUTE  # as when GPU code leaves
+            alignment = load.alignment if keeps else plan.page
+            pieces.append(SegmentPiece(load, load.address, size, max(size, load.memory_size), alignment))
             continue
         covers = [cover for _, cover in plan.segments]
         hot = subtract([_whole(load, plan.page)], inside)
@@ -617,6 +747,27 @@ def _loads(plan: PagePlan, pieces: Sequence[SegmentPiece]) -> list[SegmentPiece]
     return loads
 
 
+def _joined(elf: ElfFile, pieces: Sequence[SegmentPiece], page: int) -> Iterator[tuple[int, int, bool]]:
+    """Small pieces of writable memory, and holes before them, of which the hook makes one mapping with what is before;
+    a library that was cut, and then patched, has dozens."""
+    relro = [_whole(s, page) for s in elf.segments if s.type == SegmentType.GNU_RELRO]
+    end, zeroed, content = 0, False, 0  # of the writable memory before
+    for piece in sorted(pieces, key=lambda piece: piece.address):
+        start, stored = piece.address // page * page, align_up(piece.end, page)
+        own = [Span(start, stored)]
+        if not piece.segment.flags & _WRITE:
+            end = 0
+            continue
+        small = 0 < piece.file_size <= _SMALL and subtract(own, relro) == own
+        joins = bool(end) and small and content < _SMALL_IN_ALL and (zeroed or start > end)
+        if joins:
+            yield from [(end, start, False)] if start > end else []
+            yield start, stored, True
+            content += stored - start
+        end = align_up(piece.address + piece.memory_size, page)
+        zeroed = joins or end > stored
+
+
 class _Strings:
     """The dynamic strings, to which some are added."""
 
@@ -640,6 +791,7 @@ def _grown_tables(plan: PagePlan, addition: _Addition, strings: _Strings, functi
     rows = bytes(elf.content(tables.relocations)) if tables.relocations else b""
     new[DynamicTag.RELA] = addition.add(rows + bytes(2 * RELA.size), tables.relocations)
     new |= {DynamicTag.RELASZ: len(rows) + 2 * RELA.size, DynamicTag.RELAENT: RELA.size}
+    new |= {tag: addition.add(bytes(elf.content(section)), section) for tag, section in tables.whole}
     return new | {DynamicTag.STRTAB: addition.add(strings.data, tables.strings), DynamicTag.STRSZ: len(strings.data)}
 
 

@@ -206,7 +206,9 @@ class _Tailoring:
         every = unopened or options.pages is HostPages.ALL
         apart = every and options.pack_compress is not PackCompression.NONE
         worth = WORTH_UNOPENED if unopened else WORTH
-        wanted = WantedPages(touched, identity, every, options.gap, options.debuggable, apart, worth)
+        name = pack_name(self.name, options, None, ())
+        rest = options.gap, options.debuggable, self.place.hook, name, apart, worth
+        wanted = WantedPages(touched, identity, every, *rest)
         return wanted if touched or unopened else None
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
@@ -309,19 +311,28 @@ class _Tailoring:
         unused = (find_filler(self.elf), dead_tables(self.elf)) if changes else ()
         surgery = prepare(self.elf, plan, self.removed, *unused)
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
+        operates = result.status.changed
+        if not operates:
+            self.moved = None
         if self.wanted:
             result = self._with_planned_pages(result)
         if dst is None or not (result.status.changed or self.options.relr):
             return result
         try:
-            return self._written(result, surgery, recompression, dst, durable=durable)
+            return self._written(result, surgery if operates else None, recompression, dst, durable=durable)
         except _NothingGainedError as reason:
             return replace(result, not_packed=str(reason))
 
     def _written(
-        self, result: LibraryResult, surgery: Surgery, recompression: Recompression | None, dst: Path, *, durable: bool
+        self,
+        result: LibraryResult,
+        surgery: Surgery | None,
+        recompression: Recompression | None,
+        dst: Path,
+        *,
+        durable: bool,
     ) -> LibraryResult:
-        """Write the output, prove it and put it in place."""
+        """Write the output, prove it and put it in place; without a surgery nothing but relocations and pages leave."""
         dst.parent.mkdir(parents=True, exist_ok=True)
         with new_file(dst, durable=durable) as file, ThreadPoolExecutor(2) as other, ExitStack() as packing:
             fd = file.fileno()
@@ -331,7 +342,7 @@ class _Tailoring:
                 pack = packing.enter_context(self.moved.written(self.source, folder, dst.parent))
             # runs outside of Python's lock, on another core
             hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
-            if result.status.changed and not self._only_pages(result, surgery):
+            if surgery:
                 write(surgery, self.source, fd)
                 hash_out = other.submit(hash_file, fd)
                 cuts = self.code.containers and not (self.options.split and self.moved is None)
@@ -384,10 +395,6 @@ class _Tailoring:
         size = max(result.size_after - plan.saved + plan.moved, 0)
         return replace(result, status=status, size_after=size, pages=left)
 
-    def _only_pages(self, result: LibraryResult, surgery: Surgery) -> bool:
-        """Whether the surgery itself has nothing to do."""
-        return bool(result.pages) and surgery.size >= self.source.size and not (surgery.zeroed or self.removed)
-
     def _with_pages(self, result: LibraryResult, fd: int, code: Pack | None, folder: Path) -> LibraryResult:
         """Cut the file to its touched pages, and write the pack, with what went there before."""
         assert self.wanted is not None
@@ -398,7 +405,7 @@ class _Tailoring:
             name = pack_name(self.name, self.options, self.moved, keys)
             path = (self.place.folder or scratch) / name
             with (scratch / "hot").open("xb+") as hot:
-                paged = write_hot(plan, keys, source, hot.fileno(), name, self.place.hook)
+                paged = write_hot(plan, keys, source, hot.fileno(), name)
                 about = describe(self.name, self.wanted.identity, self.options)
                 write_pages(path, plan, keys, source, code, about, self.options)
                 search = f"$ORIGIN/{self.place.hook}" if self.place.hook else "$ORIGIN"

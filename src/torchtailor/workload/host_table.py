@@ -17,7 +17,7 @@ from torchtailor.core.errors import BadInputError
 NOTE_OWNER = b"torchtailor\0"
 NOTE_TYPE = 1
 NOTE_HEADER = struct.Struct("<III")
-_HEAD = struct.Struct("<16sQQIIIII4x")
+_HEAD = struct.Struct("<16sQQIIIIII")
 _SEGMENT = struct.Struct("<QQ16sQ")
 _RUN = struct.Struct("<QQ")
 _PIECE = struct.Struct("<QQQ")
@@ -56,21 +56,24 @@ class HostTable:
     segments: tuple[PagedSegment, ...]
     cold: tuple[tuple[int, int], ...]  # (start, end)
     hot: tuple[tuple[int, int, int], ...]  # the pieces that the hook maps from the file: (start, end, offset)
+    joined: tuple[tuple[int, int, bool], ...]  # that become one mapping, without a file: (start, end, has content)
     pack: str  # the name of its pack
     place: str  # the folder of the pack, from the library's
 
     def to_bytes(self) -> bytes:
-        counts = (len(self.segments), len(self.cold), len(self.hot), self.size)
+        counts = (len(self.segments), len(self.cold), len(self.hot), self.size, len(self.joined))
         head = _HEAD.pack(bytes.fromhex(self.identity), self.address, self.offset, self.page, *counts)
         rows = [_SEGMENT.pack(one.address, one.size, one.key, one.flags) for one in self.segments]
         rows += [_RUN.pack(*run) for run in self.cold]
         rows += [_PIECE.pack(*piece) for piece in self.hot]
+        rows += [_RUN.pack(start | content, end) for start, end, content in self.joined]
         return b"".join([head, *rows, self.pack.encode(), b"\0", self.place.encode(), b"\0"])
 
     @property
     def size(self) -> int:
         """Bytes of the table."""
-        rows = len(self.segments) * _SEGMENT.size + len(self.cold) * _RUN.size + len(self.hot) * _PIECE.size
+        rows = len(self.segments) * _SEGMENT.size + len(self.hot) * _PIECE.size
+        rows += (len(self.cold) + len(self.joined)) * _RUN.size
         return _HEAD.size + rows + len(self.pack.encode()) + len(self.place.encode()) + 2
 
     @property
@@ -91,13 +94,13 @@ class HostTable:
     @classmethod
     def from_bytes(cls, data: bytes) -> HostTable:
         try:
-            identity, address, offset, page, count, cold, hot, size = _HEAD.unpack_from(data)
+            identity, address, offset, page, count, cold, hot, size, joined = _HEAD.unpack_from(data)
             ends = [_HEAD.size]
-            for row, number in ((_SEGMENT, count), (_RUN, cold), (_PIECE, hot)):
+            kinds = ((_SEGMENT, count), (_RUN, cold), (_PIECE, hot), (_RUN, joined))
+            for row, number in kinds:
                 ends.append(ends[-1] + number * row.size)
-            segments, runs, pieces = (
-                tuple(row.iter_unpack(data[ends[index] : ends[index + 1]]))
-                for index, row in enumerate((_SEGMENT, _RUN, _PIECE))
+            segments, runs, pieces, together = (
+                tuple(row.iter_unpack(data[ends[index] : ends[index + 1]])) for index, (row, _) in enumerate(kinds)
             )
             pack, place, rest = data[ends[-1] :].split(b"\0")
             if not rest and size == len(data):
@@ -109,6 +112,7 @@ class HostTable:
                     tuple(PagedSegment(start, length, key, SegmentFlag(bits)) for start, length, key, bits in segments),
                     runs,
                     pieces,
+                    tuple((start & ~1, end, bool(start & 1)) for start, end in together),
                     pack.decode(),
                     place.decode(),
                 )

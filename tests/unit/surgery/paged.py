@@ -55,6 +55,9 @@ extern const unsigned char large[];
 __asm__(".section .lrodata,\\"al\\",@progbits; .balign 4096; large: .fill %(far)d, 1, 0x3c; .text");
 int large_data(int x) { return large[x]; }
 #endif
+#ifdef ALSO
+#include ALSO
+#endif
 }
 """ % {"far": FAR}  # noqa: UP031
 

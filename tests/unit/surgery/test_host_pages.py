@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -33,6 +34,7 @@ from torchtailor.surgery.files import open_file
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.proof.host_pages import prove_pages
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.surgery.write import Surgery, prepare
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.host_table import HostTable, host_table
@@ -142,6 +144,87 @@ def test_a_raw_pack_needs_no_handler_of_signals_and_two_more_mappings(stock: Pat
     assert (before[0], after[0]) == ("0", "0")
     assert int(after[1]) <= int(before[1]) + 2
     assert after[2] == "False"
+
+
+WRITABLE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+numbers = [ctypes.c_long.in_dll(library, f"far{n}") for n in range(4)]
+pointer = ctypes.c_long.in_dll(library, "pointer")
+print([n.value for n in numbers], pointer.value == ctypes.addressof(numbers[3]), sum(map(library.zeros, range(9))))
+numbers[2].value = 7
+print(library.sum(), library.hot(5))
+maps = [line.split(None, 5) for line in open("/proc/self/maps")]
+base = min(int(m[0].split("-")[0], 16) for m in maps if "libfar" in m[-1])
+print(sum(base <= int(m[0].split("-")[0], 16) <= ctypes.addressof(numbers[3]) for m in maps))
+"""
+FAR_DATA = """
+long far0 __attribute__((section(".far0"), aligned(4096))) = 10, far1 __attribute__((section(".far1"))) = 20;
+long far2 __attribute__((section(".far2"))) = 30, far3 __attribute__((section(".far3"))) = 40;
+long *pointer __attribute__((section(".far1"))) = &far3;
+static char none[200000];
+int zeros(int x) { return none[x * 20000]++; }
+long sum(void) { return far0 + far1 + far2 + *pointer; }
+"""
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+def test_small_pieces_of_writable_data_are_one_mapping(tmp_path: Path, compression: PackCompression) -> None:
+    """GPU code that left writable data leaves dozens of them."""
+    (tmp_path / "far.h").write_text(FAR_DATA)
+    places = [f"-Wl,--section-start=.far{n}={0x4000000 + (n << 21):#x}" for n in range(4)]
+    library = paged_library(tmp_path / "stock" / "libfar.so", flags=[f'-DALSO="{tmp_path}/far.h"', *places])
+    out, _ = cut(library, tmp_path / "cut", HostPages.ALL, pack_compress=compression)
+    before, after = (run(one, WRITABLE).stdout.splitlines() for one in (library, out))
+    assert before[:2] == after[:2] == ["[10, 20, 30, 40] True 0", "77 53"]
+    if compression is PackCompression.NONE:
+        # two for each of the four pieces and the hole before it are one
+        assert int(after[2]) <= int(before[2]) - 6
+
+
+STACK = """
+import ctypes, sys
+from pathlib import Path
+folder = Path(sys.argv[1]).parent
+before = sum(1 for _ in open("/proc/self/maps"))
+libraries = [ctypes.CDLL(str(one)) for one in sorted(folder.glob("lib*.so"))]
+print(sum(1 for _ in open("/proc/self/maps")) - before, [one.hot(5) for one in libraries])
+"""
+OWN_MAPPINGS = 6  # of the hook's library
+
+
+def test_a_stack_of_libraries_has_no_more_mappings_than_stock_but_for_the_hook(tmp_path: Path) -> None:
+    """As linkers of several ages lay them out, with relocations that are packed and GPU code that leaves."""
+    code = tmp_path / "code.fatbin"
+    code.write_bytes(container(Entry(bytes(1 << 20), sm=80), Entry(b"kept" * 99, sm=90)))
+    one_segment = ["-Wl,-z,noseparate-code", "-Wl,-z,max-page-size=0x200000"]
+    kinds = {
+        "libnew.so": [f'-DGPU="{code}"', "-DPOINTERS"],
+        "libold.so": [*one_segment, f'-DGPU="{code}"', "-DPOINTERS"],
+    }
+    targets = Targets(TorchArch.parse_list("9.0"))
+    for name, flags in kinds.items():
+        library = paged_library(tmp_path / "stock" / name, flags=flags)
+        cut(library, tmp_path / "cut", HostPages.ALL, targets=targets, strip=True, relr=True)
+    before, after = (run(tmp_path / folder / "libold.so", STACK) for folder in ("stock", "cut"))
+    counts = [int(one.stdout.split()[0]) for one in (before, after)]
+    assert before.stdout.split()[1:] == after.stdout.split()[1:], after.stderr
+    assert counts[1] - OWN_MAPPINGS <= counts[0], (counts, after.stderr)
+
+
+def test_a_library_that_stripping_makes_larger_is_cut_to_its_pages(
+    stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old versions of patchelf left section headers between segments, where they take no room of their own."""
+
+    def larger(elf: ElfFile, *arguments: Any) -> Surgery:
+        surgery = prepare(elf, *arguments)
+        return replace(surgery, sections=replace(surgery.sections, file_size=elf.size + 1))
+
+    monkeypatch.setattr("torchtailor.surgery.library.prepare", larger)
+    out, result = cut(stock, tmp_path, HostPages.ALL, strip=True)
+    assert result.size_before - result.size_after > 4 * FAR
+    assert run(out).stdout.strip() == RESULTS
 
 
 def test_a_library_in_many_pieces_has_few_program_headers(stock: Path, tmp_path: Path) -> None:

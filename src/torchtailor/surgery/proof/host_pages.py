@@ -28,7 +28,9 @@ _LOAD, _DYNAMIC, _NOTE, _PHDR_TYPE, _EH_FRAME = 1, 2, 4, 6, 0x6474E550
 _X, _W, _R = 1, 2, 4
 _NEEDED, _STRTAB, _SYMTAB, _RELA_TAG, _RELASZ, _RELAENT, _STRSZ = 1, 5, 6, 7, 8, 9, 10
 _INIT, _RPATH, _RUNPATH = 12, 15, 29
-_VERSYM = 0x6FFFFFF0
+_VERSYM, _VERNEED, _RELR, _RELRSZ = 0x6FFFFFF0, 0x6FFFFFFE, 36, 35
+_JMPREL, _PLTRELSZ = 23, 2
+_RELRO = 0x6474E552
 _GLOB_DAT = {62: 6, 183: 1025}
 _IRELATIVE = {62: 37, 183: 1032}
 _X86_64 = 62
@@ -38,6 +40,7 @@ _AGAIN = 1  # what the initialiser adds to the address of the note
 _FUNCTION = b"torchtailor_host_pages"
 _HOOK = b"libtorchtailor-hook.so.1"
 _OWNER = b"torchtailor\0"
+_MARK = b"program headers\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,9 @@ class PagesNote:
     rows: tuple[PagesRow, ...]
     cold: tuple[tuple[int, int], ...]
     hot: tuple[tuple[int, int, int], ...]  # what the hook maps from the file: (start, end, offset)
+    joined: tuple[
+        tuple[int, int], ...
+    ]  # what it makes memory without a file, the start with a bit: it keeps its content
 
 
 def read_note(image: LoadedImage) -> PagesNote | None:
@@ -191,14 +197,15 @@ def read_note(image: LoadedImage) -> PagesNote | None:
 
 
 def _note(data: bytes) -> PagesNote:
-    at, offset, _, count, runs, hot, _ = struct.unpack_from("<QQIIIII", data, 16)
+    at, offset, _, count, runs, hot, _, joined = struct.unpack_from("<QQIIIIII", data, 16)
     rows = tuple(PagesRow(*struct.unpack_from("<QQ16sQ", data, 56 + 40 * index)) for index in range(count))
     start = 56 + 40 * count
     cold = tuple(struct.unpack_from("<QQ", data, start + 16 * index) for index in range(runs))
     start += 16 * runs
-    return PagesNote(
-        at, offset, rows, cold, tuple(struct.unpack_from("<QQQ", data, start + 24 * i) for i in range(hot))
-    )
+    pieces = tuple(struct.unpack_from("<QQQ", data, start + 24 * index) for index in range(hot))
+    start += 24 * hot
+    together = tuple(struct.unpack_from("<QQ", data, start + 16 * index) for index in range(joined))
+    return PagesNote(at, offset, rows, cold, pieces, together)
 
 
 class PackedPages:
@@ -319,9 +326,11 @@ def prove_pages(before: ByteSource, after: ByteSource, pack: ByteSource, search:
         raise CheckFailedError("The file header of the output is that of another library.")
     tables = _check_tables(old, new)
     _check_dynamic(old, new, search)
+    old = _without_tables(before, tables)
     _check_parts(old, new, note)
-    _check_rows(old, note)
-    _check_first_code(old, new, note)
+    _check_rows(old, new, note)
+    _check_joined(new, note)
+    tables = [*tables, *_check_first_code(old, new, note)]
     packed = {row: find_pages(pack, row) for row in note.rows}
     for row, pages in packed.items():
         if pages is None:
@@ -341,6 +350,9 @@ def _check_tables(old: LoadedImage, new: LoadedImage) -> Spans:
         _STRTAB: old.value(_STRSZ) or 0,
         _RELA_TAG: old.value(_RELASZ) or 0,
         _VERSYM: _symbol_count(old) * 2,
+        _VERNEED: _section_size(old, 0x6FFFFFFE),
+        _RELR: old.value(_RELRSZ) or 0,
+        _JMPREL: old.value(_PLTRELSZ) or 0,
     }
     places = []
     for tag, size in sizes.items():
@@ -373,7 +385,19 @@ def _check_tables(old: LoadedImage, new: LoadedImage) -> Spans:
 
 def _check_dynamic(old: LoadedImage, new: LoadedImage, search: str) -> None:
     """The dynamic section says what it did, but for these tables and the hook."""
-    changed = (_SYMTAB, _STRTAB, _STRSZ, _RELA_TAG, _RELASZ, _RELAENT, _VERSYM, _INIT, _RPATH, _RUNPATH, _NEEDED)
+    changed: tuple[int, ...] = (
+        _SYMTAB,
+        _STRTAB,
+        _STRSZ,
+        _RELA_TAG,
+        _RELASZ,
+        _RELAENT,
+        _VERSYM,
+        _VERNEED,
+        _RELR,
+        _JMPREL,
+    )
+    changed = (*changed, _INIT, _RPATH, _RUNPATH, _NEEDED)
     if [e for e in old.dynamic if e[0] not in changed] != [e for e in new.dynamic if e[0] not in changed]:
         raise CheckFailedError("The dynamic section of the output says something else.")
     needed = [[image.text(value) for tag, value in image.dynamic if tag == _NEEDED] for image in (old, new)]
@@ -391,12 +415,47 @@ def _check_dynamic(old: LoadedImage, new: LoadedImage, search: str) -> None:
 
 def _symbol_count(image: LoadedImage) -> int:
     """The number of dynamic symbols, from the section headers, which alone have it."""
+    return _section_size(image, 11) // _SYM.size
+
+
+def _section_size(image: LoadedImage, kind: int) -> int:
+    """The size of the first section of a type, or 0."""
+    return next((int(row[5]) for row in _sections(image) if row[1] == kind), 0)
+
+
+def _sections(image: LoadedImage) -> Iterator[tuple[int, ...]]:
     at, count = int(image.header[6]), int(image.header[12])
     for index in range(count):
-        row = struct.unpack("<IIQQQQIIQQ", image.source.read(at + 64 * index, 64))
-        if row[1] == 11:
-            return int(row[5]) // _SYM.size
-    return 0
+        yield struct.unpack("<IIQQQQIIQQ", image.source.read(at + 64 * index, 64))
+
+
+def _without_tables(before: ByteSource, tables: Spans) -> LoadedImage:
+    """The input without the segments that are not needed any more."""
+    whole, left = LoadedImage(before), LoadedImage(before)
+    left.parts = [p for p in whole.parts if p not in whole.loads[1:] or not _held_tables(whole, p, tables)]
+    return left
+
+
+def _held_tables(old: LoadedImage, part: _Part, tables: Spans) -> bool:
+    """Whether a segment of the input has nothing but the tables that moved, its program headers, and zeros."""
+    inside = [row for row in _sections(old) if row[2] & 2 and row[3] < part.end and part.address < row[3] + row[5]]
+    marks = [(row[3], row[3] + row[5]) for row in inside if row[5] == len(_MARK)]
+    marks = [(start, end) for start, end in marks if old.bytes_at(start, end - start) == _MARK]
+    at = _address(old, int(old.header[5])) or 0
+    known = [*tables, *marks, (at, at + int(old.header[10]) * _PHDR.size)]
+    named = all(any(start <= row[3] and row[3] + row[5] <= end for start, end in known) for row in inside)
+    others = any(
+        one.type not in (_LOAD, _PHDR_TYPE) and one.memory and one.address < part.end and part.address < one.end
+        for one in old.parts
+    )
+    if part.flags & _W or part.memory != part.size or not part.size or others or not named:
+        return False
+    return not any(_stock(old, part.address, part.end, known))
+
+
+def _address(image: LoadedImage, offset: int) -> int | None:
+    load = next((load for load in image.loads if load.offset <= offset < load.offset + load.size), None)
+    return load.address + offset - load.offset if load else None
 
 
 def _check_parts(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
@@ -412,12 +471,12 @@ def _check_parts(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
         rows.append(sorted(notes))
     if rows[0] != rows[1]:
         raise CheckFailedError("The output has other program headers than the input.")
-    last = max(load.end for load in old.loads)
     for load in new.loads:
         if load.flags & _W and load.flags & _X and not any(one.flags == load.flags for one in old.loads):
             raise CheckFailedError("A segment of the output can be written to and run.")
         inside = any(one.address // 65536 * 65536 <= load.address < one.end for one in old.loads)
-        if (load.address - load.offset) % load.alignment or (not inside and load.address < last):
+        over = any(one.address // _PAGE * _PAGE < load.end and load.address < one.end for one in old.loads)
+        if (load.address - load.offset) % load.alignment or (over and not inside):
             raise CheckFailedError("A segment of the output is not aligned, or where the input has none.")
     for one in old.loads:
         for start, end, part in new.spans(one.address, one.end):
@@ -428,19 +487,34 @@ def _check_parts(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
                 raise CheckFailedError(f"The memory at {start:#x} has other rights in the output.")
 
 
-def _check_rows(old: LoadedImage, note: PagesNote) -> None:
-    """What the pack maps lies over segments of the input without write access, with their rights."""
+def _check_rows(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
+    """What the pack maps lies over segments of the input without write access, with their rights, and over holes."""
     for row in note.rows:
         start, end = row.address, row.address + row.size
         under = [one for one in old.loads if start < one.end and one.address < end]
         if not under or any(row.flags & 0xFF != one.flags or one.flags & _W or one.memory != one.size for one in under):
             raise CheckFailedError(f"The pack's pages at {start:#x} have other rights than the segments there.")
-        if start < under[0].address // 65536 * 65536 or end > -(-under[-1].end // 65536) * 65536:
+        over = [one for one in new.loads if start < one.end and one.address // _PAGE * _PAGE < end]
+        if any(one.flags not in (0, row.flags & 0xFF) for one in over):
             raise CheckFailedError(f"The pack's pages at {start:#x} reach beyond the segments there.")
 
 
-def _check_first_code(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
-    """The output's first instructions hand the note to the function of the hook, and go on where the input began."""
+def _check_joined(new: LoadedImage, note: PagesNote) -> None:
+    """What becomes memory without a file could be written to and keeps its content, or was nobody's."""
+    for at, end in note.joined:
+        start = at & ~1
+        under = [
+            one for one in new.parts if start < -(-one.end // _PAGE) * _PAGE and one.address // _PAGE * _PAGE < end
+        ]
+        loads = [one for one in under if one.type == _LOAD]
+        kept = at & 1 and all(one.flags & _W for one in loads) and not any(one.type == _RELRO for one in under)
+        if start % _PAGE or end % _PAGE or end <= start or (loads and not kept):
+            raise CheckFailedError(f"The memory at {start:#x} would lose its content or its rights.")
+
+
+def _check_first_code(old: LoadedImage, new: LoadedImage, note: PagesNote) -> Spans:
+    """Where the output's first instructions are; they hand the note to the function of the hook, and go on where the
+    input began."""
     last = (new.value(_RELA_TAG) or 0) + (new.value(_RELASZ) or 0) - 2 * _RELA.size
     machine = int(new.header[2])
     slot = _RELA.unpack(new.bytes_at(last, _RELA.size))[0]
@@ -453,6 +527,10 @@ def _check_first_code(old: LoadedImage, new: LoadedImage, note: PagesNote) -> No
         found = _x86(new.bytes_at(begin, 32), begin) if x86 else _arm(new.bytes_at(begin, 64), begin)
         if found != (given, slot, then):
             raise CheckFailedError("The output does not begin with a call of the hook.")
+    spans = [(begin, begin + 64) for begin, _, _ in calls]
+    if any(load.address < end and start < load.end for start, end in spans for load in old.loads):
+        raise CheckFailedError("The call of the hook is in the place of something else.")
+    return spans
 
 
 def _offset(image: LoadedImage, address: int) -> int | None:

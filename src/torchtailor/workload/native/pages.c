@@ -34,7 +34,7 @@ enum { AT_LOAD = 0x100, AGAIN = 1 /* added to a table's address by a library's i
 struct head {
     uint8_t identity[16];
     uint64_t address, offset; /* of itself, in memory and in the file */
-    uint32_t page, count, runs, pieces, size, unused;
+    uint32_t page, count, runs, pieces, size, joined;
 };
 struct row {
     uint64_t address, size;
@@ -53,6 +53,7 @@ struct pages {
     uint64_t size;
     uint32_t block, blocks, index_crc, unused[4], crc;
 };
+enum { CONTENT = 1 /* added to the start of memory that is joined: it is copied */ };
 struct block {
     uint64_t offset;
     uint32_t size, crc;
@@ -72,6 +73,7 @@ struct library {
     const struct row *rows;
     const struct run *runs;
     const struct piece *pieces;
+    const struct run *joined;
     const char *pack, *place;
     struct segment *segments;
     int file, memory; /* the pack; what was unpacked */
@@ -326,6 +328,27 @@ static const char *map_pieces(const struct library *library) {
     return wrong;
 }
 
+/* --- what can be written to */
+
+/* Small pieces of writable memory, and what lies between them, become one mapping with the zeroed memory before them: the
+ * kernel joins memory without a file. Done before anything of the library runs, so nobody else writes to it meanwhile. */
+static const char *join_writable(const struct library *library) {
+    static const char no_memory[] = "there is no memory for its data";
+    const char *wrong = NULL;
+    for (uint32_t i = 0; i < library->table->joined && !wrong; i++) {
+        uint64_t start = library->joined[i].start & ~(uint64_t)CONTENT, size = library->joined[i].end - start;
+        void *at = (void *)(library->base + start), *copy = NULL;
+        if (library->joined[i].start & CONTENT) {
+            if (!(copy = malloc(size))) return no_memory;
+            memcpy(copy, at, size);
+        }
+        if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) wrong = no_memory;
+        else if (copy) memcpy(at, copy, size);
+        free(copy);
+    }
+    return wrong;
+}
+
 /* --- a library */
 
 static void catch_faults(void);
@@ -508,9 +531,10 @@ static void find_candidates(struct library *library) {
 }
 
 static int is_table(const struct head *head) {
-    if (!head->count || head->size > MAX_TABLE || head->count > MAX_SEGMENTS || head->runs > MAX_RUNS || head->pieces > MAX_RUNS) return 0;
-    uint64_t room = sizeof *head + (uint64_t)head->count * sizeof(struct row) + (uint64_t)head->runs * sizeof(struct run) +
-                    (uint64_t)head->pieces * sizeof(struct piece);
+    if (!head->count || head->size > MAX_TABLE || head->count > MAX_SEGMENTS || head->runs > MAX_RUNS || head->pieces > MAX_RUNS || head->joined > MAX_RUNS)
+        return 0;
+    uint64_t room = sizeof *head + (uint64_t)head->count * sizeof(struct row) + (uint64_t)head->pieces * sizeof(struct piece) +
+                    ((uint64_t)head->runs + head->joined) * sizeof(struct run);
     return room + 2 <= head->size && !((const char *)head)[head->size - 1];
 }
 
@@ -519,7 +543,8 @@ static void point_at(struct library *library, const struct head *table) {
     library->rows = (const void *)(table + 1);
     library->runs = (const void *)(library->rows + table->count);
     library->pieces = (const void *)(library->runs + table->runs);
-    library->pack = (const char *)(library->pieces + table->pieces);
+    library->joined = (const void *)(library->pieces + table->pieces);
+    library->pack = (const char *)(library->joined + table->joined);
     library->place = library->pack + strlen(library->pack) + 1;
 }
 
@@ -573,7 +598,7 @@ static int is_known(const struct head *table) {
     return 0;
 }
 
-static void map_or_end(const struct head *head) {
+static void map_or_end(const struct head *head, int is_started) {
     char path[PATH_MAX];
     int at_load = 0;
     struct library *library = place_for((uintptr_t)head - head->address);
@@ -589,6 +614,7 @@ static void map_or_end(const struct head *head) {
     for (uint32_t i = 0; i < library->table->count; i++) at_load |= (library->rows[i].flags & AT_LOAD) != 0;
     const char *wrong = at_load ? map_in_time(library) : map_library(library);
     if (wrong && !at_load && !(wrong = map_pieces(library))) atomic_store(&library->state, MISSING);
+    if (!wrong && library->state == WHOLE && !is_started) wrong = join_writable(library);
     if (wrong) {
         say_about(library, wrong);
         _exit(EXIT_LOADER);
@@ -618,7 +644,7 @@ void *torchtailor_host_pages(const void *table) {
         map_own_pieces(head);
     } else {
         int locked = lock();
-        if (!again || !is_known(head)) map_or_end(head);
+        if (!again || !is_known(head)) map_or_end(head, again);
         if (locked) unlock();
     }
     errno = kept;
