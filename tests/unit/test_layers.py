@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -140,6 +141,25 @@ def test_every_part_has_a_floor() -> None:
     parts = {part_of(name) for name in modules()} - {"__init__"}
     assert parts - set(FLOOR_OF) <= packages and set(FLOOR_OF) <= parts
     assert not [name for name in modules() if part_of(name) not in FLOOR_OF and name not in {"__init__", *packages}]
+
+
+def test_the_page_shows_every_part_in_this_order() -> None:
+    """In the table of docs/architecture.md; a package inside of a part is named in its row."""
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    shown, room = [], ""
+    for cell in re.findall(r"^\| (.*?`.*?) \|", page, re.MULTILINE):
+        names = [name.removesuffix(".py").strip("/") for name in re.findall(r"`([\w./]+)`", cell)]
+        if "**" in cell:
+            (room,) = names
+            shown.append(room)
+        else:
+            shown += [f"{room}.{name}" for name in names]
+    assert {part for part in FLOOR_OF if part.count(".") < 2} - set(shown) == {"__main__", "record"}
+    for room in {part.partition(".")[0] for part in shown}:
+        floors = [FLOOR_OF[part] for part in shown if part in FLOOR_OF and part.startswith(f"{room}.")]
+        assert floors == sorted(floors), room
+    packages = {name.rpartition(".")[0] for name, path in modules().items() if path.name != "__init__.py"} - {""}
+    assert [name for name in packages if f"`{name.rpartition('.')[2]}/`" not in page] == []
 
 
 def test_nothing_imports_upwards() -> None:
