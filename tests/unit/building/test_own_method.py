@@ -32,9 +32,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", NAME, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["variants"]
-    assert row["methods"] == ["wheel", "source", "toy"]
+    assert {*row["methods"]} == load_catalog().methods.keys() - {"nix"}
     assert main(["matrix", "--why", "sm90-avx512"]) == 0
-    assert "source, toy" in capsys.readouterr().out
+    assert ", toy" in capsys.readouterr().out
 
 
 def test_the_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,4 +99,4 @@ def test_a_method_whose_code_is_not_there(
     assert main(["build", NAME, "--via", "toy"]) == ExitCode.ENVIRONMENT
     assert "no_such_module:ToyBackend is not there" in " ".join(capsys.readouterr().err.split())
     assert main(["build", NAME, "--via", "other"]) == ExitCode.USAGE
-    assert "Choose one of wheel, source, nix, toy" in " ".join(capsys.readouterr().err.split())
+    assert f"Choose one of {', '.join(load_catalog().methods)} with" in " ".join(capsys.readouterr().err.split())

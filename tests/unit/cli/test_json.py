@@ -13,6 +13,7 @@ import pytest
 
 import torchtailor
 from tests.documents import document_validator
+from torchtailor.catalog import load_catalog
 from torchtailor.cli import COMMANDS, main, ui
 from torchtailor.cli.ui.documents import DOCUMENTS, schema_of
 from torchtailor.core.errors import ExitCode
@@ -33,7 +34,7 @@ def printed() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("print_json"):
                 name = ast.unparse(node.args[0]).strip("'\"")
-                ways = ("wheel", "source", "nix")
+                ways = load_catalog().methods
                 names |= {re.sub(r"\{.*\}", way, name[2:]) for way in ways} if name.startswith("f'") else {name}
     return names
 
