@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -231,8 +231,10 @@ class Rig:
         path: Sequence[Path] = (),
         program: Path | None = None,
         variables: Mapping[str, str] | None = None,
+        waiting: Callable[[], object] | None = None,
         **environment: str,
     ) -> Outcome:
+        """Run the program; `waiting` is called when it has said its first words."""
         log = self.folder / "arrived.log"
         log.unlink(missing_ok=True)
         settings = {
@@ -250,9 +252,14 @@ class Rig:
         if self.tools.runner:  # qemu itself is not to be preloaded into
             settings["QEMU_SET_ENV"] = ",".join(f"{name}={settings.pop(name)}" for name in _LOADERS if name in settings)
         line += [str(program or self.folder / "program"), *words]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, env=settings, timeout=300)
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings) as process:
+            assert process.stderr
+            first = process.stderr.readline() if waiting else ""
+            if waiting:
+                waiting()
+            answers, said = process.communicate(timeout=300)
         arrived = log.read_text().splitlines() if log.exists() else []
-        return Outcome(arrived, done.stdout.splitlines(), done.stderr, done.returncode)
+        return Outcome(arrived, answers.splitlines(), first + said, process.returncode)
 
 
 _LOADERS = ("LD_LIBRARY_PATH", "LD_PRELOAD")

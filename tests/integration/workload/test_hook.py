@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -130,21 +129,15 @@ def test_no_pack_is_said_also_quietly(rig: Rig, tmp_path: Path) -> None:
     assert "no pack with it was found (looked in /nowhere, " in done.said
 
 
-def later(path: Path, *, whole: bool = True) -> threading.Timer:
+def come(path: Path, *, whole: bool = True) -> None:
     """A pack that comes while a program waits: at once, or half of it first."""
-
-    def write() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not whole:
-            path.write_bytes(PACK.to_bytes()[:200])
-            time.sleep(0.3)
-            path.write_bytes(PACK.to_bytes())
-            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if whole:
         PACK.write(path.with_name("staged")).rename(path)
-
-    timer = threading.Timer(0.4, write)
-    timer.start()
-    return timer
+    else:
+        path.write_bytes(PACK.to_bytes()[:200])
+        time.sleep(0.3)  # so that the half is seen
+        path.write_bytes(PACK.to_bytes())
 
 
 @pytest.mark.parametrize("place", ["beside", "named", "inside", "half"])
@@ -152,11 +145,13 @@ def test_a_pack_that_comes_later_is_waited_for(rig: Rig, tmp_path: Path, place: 
     library = rig.library(tmp_path / "libcode.so", CODES, renamed=True)
     folder = {"beside": tmp_path / FOLDER, "inside": tmp_path / "packs" / "torch"}.get(place, tmp_path / "packs")
     variables = {} if place == "beside" else {"TORCHTAILOR_PACK": str(tmp_path / "packs")}
-    timer = later(folder / "x.ttpack", whole=place != "half")
     done = rig.run(
-        f"open={library}", "load=3,library", "load=4,module", variables={**variables, "TORCHTAILOR_PACK_WAIT": "60"}
+        f"open={library}",
+        "load=3,library",
+        "load=4,module",
+        variables={**variables, "TORCHTAILOR_PACK_WAIT": "60"},
+        waiting=lambda: come(folder / "x.ttpack", whole=place != "half"),
     )
-    timer.join()
     assert done.arrived == [arrival("library", MOVED[3]), arrival("module", MOVED[4])]
     waiting, loading = done.said.splitlines()
     assert waiting == (

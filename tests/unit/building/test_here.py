@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.building.conftest import Workshop
 from tests.unit.farm.graphs import NamedJob, graph
+from tests.waiting import LONG
 from torchtailor.building.graph.drive import drive
 from torchtailor.building.graph.events import JobOutcome
 from torchtailor.building.graph.graph import GraphJob, JobGraph
@@ -58,7 +59,7 @@ def test_what_a_job_says_of_itself_is_heard() -> None:
 
 @pytest.mark.parametrize("at_a_time", [1, 3])
 def test_each_gives_its_result_in_order_and_so_many_run_at_a_time(at_a_time: int) -> None:
-    meet = threading.Barrier(at_a_time, timeout=20)
+    meet = threading.Barrier(at_a_time, timeout=LONG)
 
     def work(number: int) -> int:
         meet.wait()  # nobody goes on before so many have begun

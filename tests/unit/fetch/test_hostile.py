@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.unit.fetch.packages import Package, json_page
 from tests.unit.fetch.serving import Fault, Site
-from tests.waiting import not_hanging
+from tests.waiting import LONG, not_hanging
 from torchtailor.core.errors import BadInputError, NetworkError, UsageError
 from torchtailor.core.urls import redact, without_login
 from torchtailor.fetch import client, pipconfig
@@ -72,11 +72,11 @@ def test_a_head_that_drips_times_out(settings: Make, monkeypatch: pytest.MonkeyP
 def test_a_page_that_drips_times_out(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_SMALL_RESPONSE", 0.3)
     with dripping(0.02) as url, pytest.raises(NetworkError, match="sends too slowly"):
-        Client(settings(timeout=0.1, retries=0)).get(url)
+        Client(settings(timeout=1.0, retries=0)).get(url)
 
 
 def test_breaking_off_frees_a_thread_that_a_server_holds(settings: Make) -> None:
-    requests = Client(settings(timeout=60.0, retries=0))
+    requests = Client(settings(timeout=2 * LONG, retries=0))
     with dripping(0.02) as url:
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt), worker_threads(1) as pool:
@@ -85,8 +85,8 @@ def test_breaking_off_frees_a_thread_that_a_server_holds(settings: Make) -> None
                 time.sleep(0.01)
             requests.abort()
             raise KeyboardInterrupt
-        assert waiting.exception(10) is not None
-        assert time.monotonic() - began < 10
+        assert waiting.exception(LONG) is not None
+        assert time.monotonic() - began < LONG
 
 
 def serve_metadata(site: Site, package: Package, text: bytes) -> None:

@@ -85,13 +85,13 @@ def test_turns_do_not_overlap_and_old_ones_go(tmp_path: Path, quick: None) -> No
 def test_a_publisher_that_was_killed_is_passed_over_and_one_that_lives_is_not(
     tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "_SILENT", 0.3)
-    monkeypatch.setattr(stores, "_BEAT", 0.05)
+    monkeypatch.setattr(stores, "_SILENT", 1.0)  # on a busy machine a beat may come late
+    monkeypatch.setattr(stores, "_BEAT", 0.02)
     url = f"memory://{tmp_path.name}"
     RemoteStore(url).put_bytes(b"of a process that is gone\n", ".turns/000007")
     began = time.monotonic()
     with RemoteStore(url).lock():
-        assert time.monotonic() - began > 0.3
+        assert time.monotonic() - began > 1.0
         done = threading.Event()
 
         def wait() -> None:
@@ -100,6 +100,6 @@ def test_a_publisher_that_was_killed_is_passed_over_and_one_that_lives_is_not(
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        assert not done.wait(0.8)  # it gives signs of life
+        assert not done.wait(1.5)  # it gives signs of life
     waiting.join()
     assert done.is_set()
