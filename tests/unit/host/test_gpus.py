@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,10 @@ def test_mig_instances_are_listed() -> None:
     host = machines.host("h100-mig")
     assert [instance.name for instance in host.gpus[0].mig] == ["MIG 3g.40gb", "MIG 3g.40gb"]
     assert "mig" in topics(host)
+    listed = machines.recording("h100-mig").commands["/usr/bin/nvidia-smi -L"]
+    one = msgspec.structs.replace(listed, output="\n".join(listed.output.splitlines()[:2]))
+    alone = machines.host("h100-mig", commands={"/usr/bin/nvidia-smi -L": one})
+    assert any("is split into 1 MIG instance; a CUDA program" in note.text for note in alone.notes)
 
 
 def test_memory_that_is_not_supported_is_not_told() -> None:

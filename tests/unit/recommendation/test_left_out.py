@@ -20,11 +20,11 @@ def this_cpu() -> Cpu:
     return machines.host("zen4").cpu
 
 
-def hypothetical(*gpus: str, **more: str) -> Host:
+def hypothetical(*gpus: str, **more: str | None) -> Host:
     return hypothetical_host(machines.catalog(), GivenParts(gpus, **more), None, this_cpu)
 
 
-def ask(*gpus: str, python: str | None = None, release: str | None = None, **more: str) -> Recommendation:
+def ask(*gpus: str, python: str | None = None, release: str | None = None, **more: str | None) -> Recommendation:
     return recommend_for(machines.matrix(), hypothetical(*gpus, **more), Request(python=python, release=release))
 
 
@@ -39,7 +39,6 @@ def ask(*gpus: str, python: str | None = None, release: str | None = None, **mor
             ("sm90", "sm52"),
             "Nothing runs on GPU 2 (GTX 680): Driver 580",
         ),
-        (("T4", "K80"), "470.256.02", ("sm75", "sm37"), ""),
         (("H100", "K40m", "V100"), "580.95.05", ("sm90", "sm70"), "Nothing runs on GPU 1 (K40m): Driver 580"),
         (("B200", "GTX 1060"), "570.133.20", ("sm100", "sm61"), "No single variant runs on all GPUs"),
         (("GTX 680", "GTX 1080"), "470.256.02", ("sm61",), "Nothing runs on GPU 0 (GTX 680): CUDA 12 no longer"),
@@ -77,6 +76,8 @@ def test_a_python_that_was_asked_for_is_the_reason() -> None:
         (("RTX 2080 Ti", "RTX 2080 Ti", "Quadro RTX 6000"), "535.183.01", "sm75 2.14.1", ()),
         (("NVIDIA L4", "Tesla P4"), "590.48.01", "sm89 2.15.0", ("sm89",)),
         (("GTX 1080", "GTX 980"), "580.95.05", "sm52_61 2.14.1", ("sm61", "sm52")),
+        (("T4", "K80"), "470.256.02", "sm37_75 2.0.1", ("sm75", "sm37")),
+        (("Tesla K80", "Tesla P100"), "470.199.02", "sm37_60 2.0.1", ("sm60", "sm37")),
     ],
 )
 def test_machines_with_several_gpus(gpus: tuple[str, ...], driver: str, best: str, per_gpu: tuple[str, ...]) -> None:
@@ -112,6 +113,46 @@ def test_a_python_is_the_reason_where_nothing_else_is() -> None:
 def test_a_newer_driver_and_python_together() -> None:
     (upgrade,) = ask("H100", cpu="icelake", driver="535.183.01", python="3.10").upgrades
     assert upgrade.needs == "driver 580.65.06 and Python 3.13" and "pytorch215" in upgrade.variant
+
+
+@pytest.mark.parametrize(
+    ("gpu", "more", "reason"),
+    [
+        ("GTX 770", {"driver": "470.256.02"}, "CUDA 12 no longer supports SM30 (Kepler): 10.2 was the last."),
+        ("GRID K520", {"driver": "367.134"}, "CUDA 12 no longer supports SM30 (Kepler): 10.2 was the last."),
+        ("MX150", {"driver": "390.157"}, "CUDA 11 needs driver 450.80.02 or newer; this machine has 390.157."),
+        ("Quadro M2200", {"driver": "595.71.05"}, "Driver 595.71.05 no longer supports SM52: R580 is the last branch"),
+        ("RTX 5060", {"driver": "570.144", "python": "3.8"}, "2.7.1: Not available for Python 3.8."),
+        ("Jetson Orin", {"jetpack": "6.2"}, "(SBSA), which needs JetPack 7.2 or newer; this system has JetPack 6.2."),
+    ],
+)
+def test_where_nothing_runs_a_note_says_why(gpu: str, more: dict[str, str], reason: str) -> None:
+    found = ask(gpu, cpu=None if "Jetson" in gpu else "haswell", **more)
+    assert found.best is None and reason in found.notes[-1]
+
+
+def test_compiling_is_not_recommended_without_saying_why_no_wheel_runs() -> None:
+    on_arm = ask("T4", cpu="Graviton2", driver="535.183.01").best
+    assert on_arm is not None and on_arm.method == SOURCE
+    assert "The official aarch64 wheels contain sm_80, sm_90, none of which runs on SM75." in on_arm.reasons[-1]
+    found = ask("TITAN V", cpu="zen1", driver="580.95.05", python="3.15")
+    assert found.best is not None and found.best.reasons[-1].endswith(
+        "CUDA 13 no longer supports SM70 (Volta): 12.9 was the last."
+    )
+    assert [one.text for one in found.upgrades] == [
+        "Python 3.13 enables PyTorch 2.14.1 (sm70-avx2) using the official wheel."
+    ]
+
+
+def test_a_gpu_that_the_driver_has_already_dropped_is_not_lost_again() -> None:
+    (upgrade,) = ask("K80", "RTX 3090", cpu="zen2", driver="535.183.01").upgrades
+    assert "lost" not in upgrade.text
+
+
+@pytest.mark.parametrize("text", ["2x RTX 3090", "2 x RTX 3090", "RTX 3090 x2", "2×RTX 3090", "2*RTX 3090"])
+def test_several_gpus_of_one_name_are_counted(text: str) -> None:
+    gpus = hypothetical(text, cpu="zen2").gpus
+    assert [(gpu.index, gpu.name, gpu.capability) for gpu in gpus] == [(0, "RTX 3090", "8.6"), (1, "RTX 3090", "8.6")]
 
 
 @pytest.mark.parametrize("texts", [("none", "H100"), ("H100", "none"), ("cpu", "T4")])

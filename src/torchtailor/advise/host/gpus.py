@@ -17,6 +17,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.products import other_accelerator, pci_gpu
 from torchtailor.catalog.schema import Dotted
 from torchtailor.core.errors import TorchtailorError
+from torchtailor.core.format import counted
 from torchtailor.core.shapes import shaped
 
 NVML_TIMEOUT = 8.0
@@ -309,6 +310,8 @@ def _gpu_notes(gpus: tuple[GpuDevice, ...]) -> tuple[Note, ...]:
             text = f"The compute capability of {gpu.label} is unknown, so recommendations ignore it."
             notes.append(Note(topic="unknown-gpu", text=text))
         if gpu.mig:
-            text = f"{gpu.label} is split into {len(gpu.mig)} MIG instances; a CUDA program sees one of them at a time."
+            text = (
+                f"{gpu.label} is split into {counted(len(gpu.mig), 'MIG instance')}; a CUDA program sees one at a time."
+            )
             notes.append(Note(topic="mig", text=text))
     return tuple(notes)

@@ -32,9 +32,11 @@ class LastBranch:
 
 
 def last_branch(catalog: Catalog, host: Host) -> LastBranch | None:
-    """None where every GPU is supported by current drivers."""
+    """None where every GPU that the driver of now still supports is supported by current drivers."""
     known = (catalog.gpus.get(device.compute) for device in host.gpus if device.compute)
     ends = [LastBranch(gpu.last_driver_branch, gpu.sm.upper()) for gpu in known if gpu and gpu.last_driver_branch]
+    if host.driver is not None:
+        ends = [end for end in ends if host.driver.number.major <= end.branch]
     return min(ends, key=lambda end: end.branch, default=None)
 
 

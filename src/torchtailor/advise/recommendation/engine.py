@@ -10,6 +10,9 @@ from torchtailor.advise.host.system import NOT_LINUX
 from torchtailor.advise.recommendation.alternatives import alternatives, other_variants
 from torchtailor.advise.recommendation.candidates import (
     Candidate,
+    Judgement,
+    Refusal,
+    Refused,
     best_candidate,
     best_of_other_pythons,
     judge_all,
@@ -25,11 +28,12 @@ from torchtailor.advise.recommendation.explain import (
     why,
 )
 from torchtailor.advise.recommendation.hypothetical import GivenParts, resolve_host
-from torchtailor.advise.recommendation.rejections import rejected
+from torchtailor.advise.recommendation.rejections import NO_WHEEL_OF_IT, rejected
 from torchtailor.advise.recommendation.request import Request, Situation, Workload
-from torchtailor.advise.recommendation.result import Pick, Recommendation
+from torchtailor.advise.recommendation.result import Pick, Recommendation, Rejection
 from torchtailor.advise.recommendation.upgrades import upgrades
 from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.methods import Basis
 from torchtailor.catalog.releases import Build
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.variants import Matrix, matrix_of
@@ -99,18 +103,18 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         judgements = tuple(judge_all(situation))
         candidates = ranked(judgements, situation.isas)
     best = candidates[0] if candidates else None
-    if best is None:
-        verdicts = (situation.driver(one, build) for one in situation.devices for build in _cuda_builds(situation))
-        notes += dict.fromkeys(verdict.text for verdict in verdicts if verdict.before_gpu)
+    if best is None and situation.devices and host.system.linux:
+        notes += _why_nothing(situation, judgements)
     cpu = best_candidate(situation.on(()))
+    refused = rejected(situation, judgements, best)
     return Recommendation(
         machine=machine_line(host),
         workload=request.workload.value,
         python=situation.request.wanted_python,
-        best=pick(best, *why(situation, best)) if best else None,
+        best=pick(best, *why(situation, best), *_why_no_wheel(situation, best, refused)) if best else None,
         per_gpu=picks,
         other_variants=other_variants(best, candidates, cpu) if best else (),
-        rejected=rejected(situation, judgements, best),
+        rejected=refused,
         upgrades=tuple(upgrades(situation, best)),
         alternatives=alternatives(situation, best, cpu),
         notes=tuple(notes),
@@ -123,6 +127,17 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
 def _cuda_builds(situation: Situation) -> Iterator[Build]:
     """All builds with CUDA, the newest release's first."""
     return (build for release in situation.releases for build in release.cuda_builds)
+
+
+def _why_no_wheel(situation: Situation, best: Candidate, refused: Sequence[Rejection]) -> Iterator[str]:
+    """Why something is compiled for hours although there are official wheels, where nobody asked for that."""
+    if best.method.basis is Basis.WHEEL or situation.request.method is not None or not best.devices:
+        return
+    this = f"{best.variant.release.version} {best.variant.build.label}"
+    found = [one for one in refused if one.what.startswith("PyTorch") and one.reason != NO_WHEEL_OF_IT]
+    found.sort(key=lambda one: this not in one.what.removeprefix("PyTorch ").split(", "))
+    if found and situation.host.system.libc != "musl":  # of which a note tells
+        yield f"No official wheel runs here: {found[0].reason}"
 
 
 def _kinds(situation: Situation) -> tuple[tuple[GpuDevice, ...], ...]:
@@ -174,9 +189,22 @@ def _left_out(
             continue
         labels = ", ".join(map(short_label, kind))
         alone = situation.on(kind)
-        found = rejected(alone, tuple(judge_all(alone)), None)
-        reasons = [one.reason for one in found if one.what.startswith("PyTorch")]
-        verdicts = [situation.driver(kind[0], build) for build in _cuda_builds(situation)]
-        dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
-        python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
-        yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
+        reasons = _why_nothing(alone, tuple(judge_all(alone))) or ("it is not in the matrix.",)
+        yield f"Nothing runs on {labels}: {reasons[0]}"
+
+
+def _why_nothing(situation: Situation, judgements: Sequence[Judgement]) -> tuple[str, ...]:
+    """Why no build runs on these GPUs: what rules out all of them, else what rules out the newest."""
+    builds = tuple(_cuda_builds(situation))
+    verdicts = [situation.driver(one, build) for one in situation.devices for build in builds]
+    unknown = [one.text for one in verdicts if one.before_gpu or one.fit is DriverFit.DROPPED_GPU]
+    if unknown:
+        return tuple(dict.fromkeys(unknown))
+    found = [one for one in rejected(situation, judgements, None) if one.what.startswith("PyTorch")]
+    python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
+    reasons = [one.reason for one in found]
+    if not any(one.fit.runs for one in verdicts):  # the driver is too old, even for the oldest CUDA
+        lacking = sorted((one.needs, one.text) for one in verdicts if one.needs and one.text in reasons)
+        reasons = [text for _, text in lacking] or reasons
+    servers = [one.text for one in judgements if isinstance(one, Refusal) and one.kind is Refused.TEGRA]
+    return tuple((servers or python or reasons)[:1])

@@ -145,7 +145,8 @@ def _jetpack_by_driver(gpus: Sequence[tuple[str, Gpu]], given: GivenParts) -> Je
 def _named(texts: Sequence[str]) -> tuple[str, ...]:
     """The GPUs that are named: each line of `nvidia-smi -L` is one, without the MIG instances below it."""
     lines = [line for text in texts for line in text.splitlines() or [text]]
-    named = tuple(line.strip() for line in lines if not re.match(r"\s+MIG ", line) or len(lines) == 1)
+    alone = [line.strip() for line in lines if not re.match(r"\s+MIG ", line) or len(lines) == 1]
+    named = tuple(one for line in alone for one in _counted(line))
     without = [text for text in named if text.lower() in NO_GPU]
     if without and len(named) > 1:
         raise UsageError(
@@ -153,6 +154,14 @@ def _named(texts: Sequence[str]) -> tuple[str, ...]:
             "Give --gpu none alone, or leave it out.",
         )
     return () if without else named
+
+
+def _counted(text: str) -> tuple[str, ...]:
+    """As many GPUs as a text names: `2x RTX 3090`, `8 x H100`, `A100 x4`."""
+    several = re.fullmatch(r"(?P<count>[1-9]\d?) ?[x×*] ?(?P<name>\S.*)|(?P<named>.*\S) [x×*](?P<times>[1-9]\d?)", text)
+    if several is None:
+        return (text,)
+    return (several["name"] or several["named"],) * int(several["count"] or several["times"])
 
 
 def _gpus(catalog: Catalog, texts: Sequence[str], driver: Dotted | None, notes: list[str]) -> list[tuple[str, Gpu]]:

@@ -14,6 +14,8 @@ from torchtailor.catalog.methods import WHEEL, Basis
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.variants.rules import unless
 
+NO_WHEEL_OF_IT = "There is no official wheel of it: build it from source."
+
 
 def rejected(situation: Situation, judgements: Sequence[Judgement], best: Candidate | None) -> tuple[Rejection, ...]:
     """Everything that was not chosen: instruction sets, wheels, builds, code for other GPUs, releases."""
@@ -99,7 +101,7 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
     capabilities = {device.compute for device in devices}
     named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
     if method.basis is Basis.WHEEL and not build.wheels:
-        return "There is no official wheel of it: build it from source." if named else None
+        return NO_WHEEL_OF_IT if named else None
     for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC, Refused.CPU):
         if found := [one for one in (*named, *refusals) if one.kind is kind]:
             return found[0].text
@@ -133,7 +135,7 @@ def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:
 def _no_code(catalog: Catalog, build: Build, arch: str, devices: Sequence[GpuDevice]) -> str:
     codes = build.wheel_codes(arch)
     if not codes:
-        return f"There is no official wheel for {arch}, or its contents are unknown."
+        return f"There is no official wheel with CUDA for {arch}, or its contents are unknown."
     known = (catalog.gpus.get(device.compute) for device in devices if device.compute)
     more = "".join(dict.fromkeys(unless(gpu, codes) for gpu in known if gpu))
     listed = ", ".join(map(str, codes))

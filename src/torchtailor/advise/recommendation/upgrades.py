@@ -20,7 +20,7 @@ from torchtailor.catalog.toolkits import DriverFit
 def upgrades(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     """The changes that would lead to something better than `best`, or to anything at all."""
     newest = max(release.version for release in situation.catalog.releases.values())
-    if best is not None and best.variant.release.version == newest:
+    if best is not None and best.method.basis is Basis.WHEEL and best.variant.release.version == newest:
         return
     if situation.devices and situation.host.system.linux:
         by_driver = tuple(_by_driver(situation, best))
@@ -38,7 +38,8 @@ def _better(situation: Situation, candidate: Candidate, best: Candidate | None) 
     if best is None:
         return True
     newer = candidate.variant.release.version > best.variant.release.version
-    return newer and preference(candidate, situation.isas) < preference(best, situation.isas)
+    cheaper = candidate.method.minutes < best.method.minutes  # a wheel instead of hours of compiling
+    return (newer or cheaper) and preference(candidate, situation.isas) < preference(best, situation.isas)
 
 
 def _by_both(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
@@ -125,5 +126,6 @@ def _by_python(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
         return
     ideal = best_candidate(free)
     if ideal is not None and _better(situation, ideal, best):
-        text = f"Python {python} enables PyTorch {ideal.variant.release.version} ({ideal.variant.short_name})."
+        text = f"Python {python} enables PyTorch {ideal.variant.release.version} ({ideal.variant.short_name})"
+        text += "." if best is None or best.method is ideal.method else f" {ideal.method.phrase}."
         yield Upgrade(f"Python {python}", ideal.variant.unique_name, text)
