@@ -92,7 +92,11 @@ def _print(report: DoctorReport) -> None:
     for line in report.unexplained:
         say("unknown", "bold yellow", f"This message is not known: {line}")
     if report.unexplained and not report.problems:
-        say("next", "bold", "Give the whole message, or the path of a log that holds it; without one, torch is tried.")
+        say(
+            "next",
+            "bold",
+            "If this is all, it may be an error of the program itself; else give the log that holds it, or its path.",
+        )
     if report.log is not None and not report.log.clean:
         _print_log(report.log)
 

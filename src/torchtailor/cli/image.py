@@ -208,15 +208,15 @@ def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:
         packed = f"{human_bytes(image.size_before)} -> {human_bytes(image.size_after)}"
         yield f"Packed {packed} ({100 * image.size_after / image.size_before:.0f} %), unpacked {unpacked}."
     reasons = {
-        LibraryStatus.UNCHANGED: "all of their GPU code is needed, or cannot be moved",
-        LibraryStatus.NOTHING_FOR_TARGET: "nothing of theirs runs on the target",
-        LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, unchanged without --nvidia",
+        LibraryStatus.UNCHANGED: "all of the GPU code is needed, or cannot be moved",
+        LibraryStatus.NOTHING_FOR_TARGET: "nothing in it runs on the target",
+        LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, which --nvidia cuts",
     }
     left = Counter(one.result.status for one in image.libraries)
     for status, reason in reasons.items():
         if left[status]:
             size = human_bytes(sum(one.result.size_before for one in image.libraries if one.result.status is status))
-            yield f"{counted(left[status], 'library', 'libraries')} of {size} left: {reason}."
+            yield f"{counted(left[status], 'library', 'libraries')} of {size} unchanged: {reason}."
     if image.could_save:
         yield f"--nvidia would save another {human_bytes(image.could_save)} (read `torchtailor help licences` first)."
     yield from _cut.said_of_left_out(image, cut)

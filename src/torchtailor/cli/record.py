@@ -180,7 +180,11 @@ def show(trace: Trace, name: str, *, json: bool) -> None:
     used = human_bytes(trace.stored_used)
     code = f"{used} of GPU code in {counted(len(gpu), 'library', 'libraries')}" if gpu else "no GPU code"
     paged = [one for one in trace.libraries if one.pages]
-    touched = f"{human_bytes(trace.touched_size)} of pages in {len(paged)}, " if paged else ""
+    touched = (
+        f"{human_bytes(trace.touched_size)} of pages in {counted(len(paged), 'library', 'libraries')}, "
+        if paged
+        else ""
+    )
     processes = counted(trace.processes, "process", "processes")
     out().print(
         f"{name}: {code}, {touched}{counted(len(trace.opened), 'file')} opened, by {processes}; label {trace.label}.",

@@ -107,7 +107,7 @@ def _print(report: TailorReport) -> None:
     else:
         for result in results:
             before, after, left = _cut.sizes(result.size_before, result.size_after)
-            sizes = f": {before} -> {after} ({left})" if result.differs and not result.size_after_unknown else ""
+            sizes = f": {before} -> {after} ({left} left)" if result.differs and not result.size_after_unknown else ""
             if result.packs_size and sizes:
                 sizes += f", {human_bytes(result.size_after - result.packs_size)} without its packs"
             elif report.options.packing and not report.options.no_pack and result.dry_run and sizes:
@@ -118,8 +118,9 @@ def _print(report: TailorReport) -> None:
     _print_leftovers(report)
     saved = max(sum(library.saved for library in changed), 0)  # code that lies in small pieces leaves zeros
     if kept := sum(result.removed_size for result in results):
-        gained = human_bytes(max(sum(result.size_before - result.size_after for result in results) - kept, 0))
-        out().print(f"What was cut out is kept ({human_bytes(kept)}): {gained} of disk were freed.", markup=False)
+        gained = sum(result.size_before - result.size_after for result in results) - kept
+        disk = f"{human_bytes(gained)} of disk were freed" if gained >= 0 else f"{human_bytes(-gained)} more are in use"
+        out().print(f"What was cut out is kept ({human_bytes(kept)}): {disk}.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)
     for line in _explained(report):
@@ -139,11 +140,11 @@ def _last_line(report: TailorReport, saved: int) -> str:
     before, after, left = _cut.sizes(size, size - saved)
     packs = any(library.pack or library.pages for result in report.results for library in result.changed)
     if packs and not report.options.no_pack:
-        line = f"Libraries for {targets}: {before} -> {after} ({left}) without their packs"
+        line = f"Libraries for {targets}: {before} -> {after} ({left} left) without their packs"
         return f"{line}. Nothing was written; looking took {took}." if dry_run else f"{line}, in {took}."
     line = f"{'Would save' if dry_run else 'Saved'} {human_bytes(saved)} of libraries for {targets}"
     line += "" if dry_run else f" in {took}"
-    line += f": {before} -> {after} ({left})." if saved else "."
+    line += f": {before} -> {after} ({left} left)." if saved else "."
     return f"{line} Nothing was written; looking took {took}." if dry_run else line  # it reads all that a cut reads
 
 
@@ -167,7 +168,7 @@ def _explained(report: TailorReport) -> Iterator[str]:
             yield only_ptx(len(names), str(device), names)
     if report.leaves_unloaded:
         gone = "would go" if report.options.dry_run else "went"
-        yield f"Code for {targets} that no driver loads {gone} too: `torchtailor inspect --unused` says why of stock."
+        yield f"Code for {targets} that no driver loads {gone} too: `torchtailor inspect --unused`, of stock, says why."
 
 
 def _how_to_undo(report: TailorReport) -> Iterator[str]:

@@ -247,9 +247,12 @@ def tailor_inputs(
             and not options.targets.cpu
             and not any(each.dropped_files for each in done if isinstance(each, TailorResult))
         ):
+            has_torch = any((site / "torch" / "version.py").is_file() for site in sites)
             raise NoMatchError(
                 f"{', '.join(map(str, sites))} holds no library with GPU code.",
-                "Name the environment that torch is installed in: --env .venv",
+                "Its torch is for the CPU: `torchtailor help small` says what makes it smaller."
+                if has_torch
+                else "Name the environment that torch is installed in: --env .venv",
             )
     else:
         done = list(_tailor_paths(paths, output, options, progress))

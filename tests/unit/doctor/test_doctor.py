@@ -438,7 +438,7 @@ def test_an_unknown_message_has_a_next_step(tmp_path: Path, capsys: pytest.Captu
     described = tmp_path / "host.json"
     described.write_bytes(msgspec.json.encode(machines.host("zen4")))
     assert main(["doctor", "--from", str(described), "banana"]) == ExitCode.NO_MATCH
-    assert "Give the whole message, or the path of a log" in capsys.readouterr().out
+    assert "it may be an error of the program itself" in capsys.readouterr().out
 
 
 def test_the_threads_of_a_known_failure_are_named_and_no_other_source(capsys: pytest.CaptureFixture[str]) -> None:

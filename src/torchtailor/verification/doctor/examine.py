@@ -6,6 +6,7 @@ of the facts matter, and what the facts alone do not show.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ _OF_THE_GPU = frozenset(
         ProblemKind.MIXED_LIBRARIES,
     }
 )
+_OF_CUDA = re.compile(r"lib(?:cu|nv|nccl|torch_cuda|c10_cuda)")  # libraries that a torch for the CPU never asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +177,12 @@ class _Examination:
             libc = f"{system.libc} {system.libc_version or ''}".strip()
             cause = f"Official wheels need glibc {needed} or newer, and this system has {libc}."
             yield Problem(ProblemKind.LIBC, cause, self._fixes.newer_system())
-        if (missing := self._symptoms.get(ProblemKind.LIBRARY)) is not None:
+        missing = self._symptoms.get(ProblemKind.LIBRARY)
+        if missing is not None and (torch.cuda or not _OF_CUDA.match(missing.library or "")):
             cause = f"torch {torch.version} needs {missing.library}, and the loader does not find it."
             yield Problem(ProblemKind.LIBRARY, cause, self._fixes.reinstall())
-        if (mixed := self._symptoms.get(ProblemKind.MIXED_LIBRARIES)) is not None:
+        mixed = self._symptoms.get(ProblemKind.MIXED_LIBRARIES)
+        if mixed is not None and torch.cuda is not None:
             library = mixed.library or self._environment.asked_of
             which = f" ({library})" if library else ""
             cause = f"A library of another CUDA{which} is found before the one that torch {torch.version} came with"
@@ -219,8 +223,12 @@ class _Examination:
 
     def _cpu_build(self, torch: InstalledTorch) -> Iterator[Problem]:
         if self._host.gpus or ProblemKind.CPU_BUILD in self._symptoms:
-            names = ", ".join(dict.fromkeys(gpu.name for gpu in self._host.gpus)) or "the GPU"
+            names = ", ".join(dict.fromkeys(gpu.name for gpu in self._host.gpus))
             what = f"for {torch.other}, not for CUDA" if torch.other else "without CUDA"
+            if not self._host.gpus:
+                cause = f"torch {torch.version} was built {what}, and there is no GPU here: the program asks for one."
+                yield Problem(ProblemKind.CPU_BUILD, cause, self._fixes.on_the_cpu())
+                return
             cause = f"torch {torch.version} was built {what}, so it cannot use {names}."
             yield Problem(ProblemKind.CPU_BUILD, cause, self._fixes.install())
 

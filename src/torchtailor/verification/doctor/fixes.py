@@ -103,7 +103,12 @@ class Fixes:
             "Check whether torch's own kernels are the cause: this makes them use the baseline instructions.",
             f'ATEN_CPU_CAPABILITY=default {self._interpreter.python} -c "import torch; torch.ones(9) @ torch.ones(9)"',
         )
-        return (*self.install(), quick, name_it)
+        return (quick, name_it, *self.install())
+
+    def on_the_cpu(self) -> tuple[Fix, ...]:
+        """For a program that asks for a GPU on a machine that has none."""
+        run = Fix("Run the program on the CPU: device='cpu', `--device cpu`, map_location='cpu' for checkpoints.")
+        return (run, Fix("See what a machine with a GPU needs.", "torchtailor recommend --gpu NAME"))
 
     def driver(self, verdict: DriverVerdict | None) -> tuple[Fix, ...]:
         """A newer driver, or a torch that runs with the installed one."""
