@@ -328,3 +328,15 @@ def test_nothing_is_detected_for_a_machine_of_given_parts(monkeypatch: pytest.Mo
     monkeypatch.setattr("torchtailor.advise.recommendation.hypothetical.detect_cpu", None)
     best = recommend(gpus=("none",), cpu="Graviton4", catalog=machines.catalog()).best
     assert best is not None and best.short_name == "cpu-armv9"
+
+
+def test_a_driver_that_gives_one_environment_for_all_gpus() -> None:
+    """It was named for the GPU that runs already."""
+    catalog = machines.catalog()
+    answer = recommend(gpus=["H100", "B200"], cpu="sapphirerapids", driver="550.54.15", catalog=catalog)
+    assert answer.best and answer.best.gpu == "sm90"
+    assert [upgrade.needs for upgrade in answer.upgrades] == ["driver 570.26", "driver 580.65.06"]
+    assert all("-sm90_100-" in upgrade.variant for upgrade in answer.upgrades)
+    # no driver serves both, but none is lost by an older one
+    answer = recommend(gpus=["Tesla K80", "RTX 3090"], cpu="zen4", driver="535.54", catalog=catalog)
+    assert [upgrade.needs for upgrade in answer.upgrades] == ["driver R470"]

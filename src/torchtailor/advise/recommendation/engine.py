@@ -31,7 +31,7 @@ from torchtailor.advise.recommendation.hypothetical import GivenParts, resolve_h
 from torchtailor.advise.recommendation.rejections import NO_WHEEL_OF_IT, rejected
 from torchtailor.advise.recommendation.request import Request, Situation, Workload
 from torchtailor.advise.recommendation.result import Pick, Recommendation, Rejection
-from torchtailor.advise.recommendation.upgrades import upgrades
+from torchtailor.advise.recommendation.upgrades import upgrades_of
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.methods import Basis
 from torchtailor.catalog.releases import Build
@@ -96,6 +96,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         candidates = ranked(judgements, situation.isas)
     if host.gpus and not host.visible_gpus:
         notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
+    every = situation
     if not candidates and per_kind:
         notes.append(_one_kind_note(per_kind))
         notes += _left_out(situation, kinds, per_kind)
@@ -115,7 +116,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         per_gpu=picks,
         other_variants=other_variants(best, candidates, cpu) if best else (),
         rejected=refused,
-        upgrades=tuple(upgrades(situation, best)),
+        upgrades=upgrades_of(situation, best, every),
         alternatives=alternatives(situation, best, cpu),
         notes=tuple(notes),
         compiling=compiling(situation, best),

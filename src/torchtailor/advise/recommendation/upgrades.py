@@ -17,6 +17,12 @@ from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.catalog.toolkits import DriverFit
 
 
+def upgrades_of(situation: Situation, best: Candidate | None, every: Situation) -> tuple[Upgrade, ...]:
+    """What leads to one environment for all GPUs, where `best` is for some of them; else what is better for these."""
+    mixed = every is not situation and last_branch(every.catalog, every.host) is None
+    return (tuple(upgrades(every, None)) if mixed else ()) or tuple(upgrades(situation, best))
+
+
 def upgrades(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     """The changes that would lead to something better than `best`, or to anything at all."""
     newest = max(release.version for release in situation.catalog.releases.values())
