@@ -108,9 +108,9 @@ class _Chooser:
 
     def _of_cuda(self, name: str, variants: Sequence[Variant]) -> list[Variant]:
         """Those of the CUDA that was asked for, at least one."""
-        if found := [one for one in variants if self._wanted(one)]:
+        if found := [variant for variant in variants if self._wanted(variant)]:
             return found
-        known = dict.fromkeys(str(one.build.cuda) for one in variants if one.build.cuda)
+        known = dict.fromkeys(str(variant.build.cuda) for variant in variants if variant.build.cuda)
         raise NoMatchError(
             f"{name} is not available with CUDA {self.cuda}.",
             f"It is with CUDA {', '.join(known)}." if known else "It is a variant for the CPU: omit --cuda.",
@@ -137,7 +137,7 @@ class _Chooser:
             answer.best.variant, via=self.method, release=answer.best.release, python=answer.best.python
         ).variant
         runs = self._older(best, Situation.of(self.matrix, host, request)) if self.cuda or not self.release else ()
-        same = [one for one in runs if not self.release or one.release.version == best.release.version]
+        same = [run for run in runs if not self.release or run.release.version == best.release.version]
         best, *rest = self._of_cuda(best.short_name, [best, *same])
         note = f"This machine is {answer.machine}; its variant is {best.unique_name}."
         return VariantChoice(best, () if self.release else tuple(rest), (note,))

@@ -37,7 +37,9 @@ def plan_lines(plan: BuildPlan, *, dry_run: bool) -> Iterable[Shown]:
     own: Callable[..., Iterable[Shown]] | None = getattr(plan, "lines", None)
     if own is not None:
         return own(dry_run=dry_run)
-    return (Line(text, result=dry_run) for text in (*(one.unique_name for one in plan.variants), plan.cost_text))
+    return (
+        Line(text, result=dry_run) for text in (*(variant.unique_name for variant in plan.variants), plan.cost_text)
+    )
 
 
 def result_lines(result: BuildResult) -> Iterable[Shown]:

@@ -214,7 +214,7 @@ def said_of_no_gpu(result: TailorResult | ImageResult, *, dry_run: bool) -> Iter
 
     if files := [file for file in result.dropped_files if file.rule == GPU_ONLY]:
         size = human_bytes(sum(file.size for file in files))
-        kept = sorted({name for one in result.stand_ins if is_gpu_package(name := one.package.metadata.name)})
+        kept = sorted({name for stand_in in result.stand_ins if is_gpu_package(name := stand_in.package.metadata.name)})
         packages = [*result.gone_packages, *(f"{name} but for its metadata" for name in kept)]
         names = ", ".join(packages or (file.path.rpartition("/")[2] for file in files))
         leave = "Would leave" if dry_run else "Left"
@@ -271,8 +271,8 @@ def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Ite
             f"{counted(modules, 'module')} of {counted(len(made), 'package')} in {counted(len(made), 'file')} of {size}"
         )
         yield f"{'Would index' if dry_run else 'Indexed'} {what}, for Python {pythons}."
-    for one in result.baked_caches:
-        what = f"{counted(one.files, 'file')} of compile caches ({human_bytes(one.size)})"
+    for cache in result.baked_caches:
+        what = f"{counted(cache.files, 'file')} of compile caches ({human_bytes(cache.size)})"
         yield f"Programs {'would start' if dry_run else 'start'} with {what}."
 
 
@@ -280,7 +280,7 @@ def said_of_cpu_builds(stand_ins: Iterable[GpuStandIn]) -> Iterator[str]:
     """The builds for the CPU of what was cut for machines without a GPU, where an index has one; asked in a hurry."""
     from torchtailor.trees.wheels.no_gpu import is_gpu_package
 
-    named = ((one.package.metadata, one.machine.arch) for one in stand_ins)
+    named = ((stand_in.package.metadata, stand_in.machine.arch) for stand_in in stand_ins)
     packages = {(said.name, said.version, arch) for said, arch in named if not is_gpu_package(said.name)}
     if not packages:
         return  # without a quarter of a second of imports

@@ -226,7 +226,7 @@ def takes(place: str, options: Sequence[inspect.Parameter], gather: Callable[[di
             one.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
             for name, one in signature.parameters.items()
         ]
-        mine = [one for one in options if one.name not in signature.parameters]
+        mine = [option for option in options if option.name not in signature.parameters]
         at = list(signature.parameters).index(place)
         parameters = [*own[:at], *mine, *own[at + 1 :]]
 

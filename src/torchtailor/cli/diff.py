@@ -90,12 +90,12 @@ def _table(title: str, changes: Sequence[SizeChange], top: int) -> None:
     from torchtailor.cli.ui import human_bytes, out, table
     from torchtailor.verification.sizes.markdown import signed
 
-    packed = any(one.new_packed is not None and one.old_packed is not None for one in changes)
+    packed = any(change.new_packed is not None and change.old_packed is not None for change in changes)
     columns = [title, "Before", "After", "Change", *(["Compressed"] if packed else [])]
     rows = []
-    for one in changes[:top]:
-        more = [signed((one.new_packed or 0) - (one.old_packed or 0))] if packed else []
-        rows.append([one.name, human_bytes(one.old), human_bytes(one.new), signed(one.growth), *more])
+    for change in changes[:top]:
+        more = [signed((change.new_packed or 0) - (change.old_packed or 0))] if packed else []
+        rows.append([change.name, human_bytes(change.old), human_bytes(change.new), signed(change.growth), *more])
     if rest := changes[top:]:
         old, new = sum(one.old for one in rest), sum(one.new for one in rest)
         more = [signed(sum((one.new_packed or 0) - (one.old_packed or 0) for one in rest))] if packed else []
@@ -116,7 +116,7 @@ def _kernel_table(kernels: Sequence[KernelChange], top: int) -> None:
             human_bytes(one.new),
             signed(one.growth),
         ]
-        for one in [one for one in kernels if one.growth][:top]
+        for one in [kernel for kernel in kernels if kernel.growth][:top]
     ]
     if rows:
         out().print(table(["Kernel (unpacked)", "Code for", "Functions", "After", "Change"], rows))

@@ -160,7 +160,7 @@ def _print(report: ImageReport, console: Console) -> None:
             console.print(line, markup=False)
         for warning in _warnings(image):
             err().print(f"warning: {warning}", markup=False)
-    for line in _cut.said_of_cpu_builds(one for image in report.images for one in image.stand_ins):
+    for line in _cut.said_of_cpu_builds(stand_in for image in report.images for stand_in in image.stand_ins):
         console.print(line, markup=False)
     for note in report.notes:
         console.print(note, markup=False)
@@ -212,10 +212,12 @@ def _summary(image: ImageResult, cut: Cut) -> Iterator[str]:
         LibraryStatus.NOTHING_FOR_TARGET: "nothing in it runs on the target",
         LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, which --nvidia cuts",
     }
-    left = Counter(one.result.status for one in image.libraries)
+    left = Counter(library.result.status for library in image.libraries)
     for status, reason in reasons.items():
         if left[status]:
-            size = human_bytes(sum(one.result.size_before for one in image.libraries if one.result.status is status))
+            size = human_bytes(
+                sum(library.result.size_before for library in image.libraries if library.result.status is status)
+            )
             yield f"{counted(left[status], 'library', 'libraries')} of {size} unchanged: {reason}."
     if image.could_save:
         yield f"--nvidia would save another {human_bytes(image.could_save)} (read `torchtailor help licences` first)."
@@ -242,10 +244,10 @@ def _warnings(image: ImageResult) -> Iterator[str]:
     from torchtailor.core.format import printable
     from torchtailor.surgery.result import LibraryStatus
 
-    for one in image.libraries:
-        name = printable(one.result.path)
-        if one.result.status is LibraryStatus.SKIPPED:
-            yield f"{name} is unchanged: {one.result.reason.rstrip('.')}."
-        for warning in one.result.warnings:
+    for library in image.libraries:
+        name = printable(library.result.path)
+        if library.result.status is LibraryStatus.SKIPPED:
+            yield f"{name} is unchanged: {library.result.reason.rstrip('.')}."
+        for warning in library.result.warnings:
             yield f"{name} {warning}."
     yield from image.notes

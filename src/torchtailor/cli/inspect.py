@@ -328,7 +328,7 @@ def _without_code(inspection: Inspection) -> list[str]:
     from torchtailor.code.gpucode.files import kind_by_name
     from torchtailor.core.format import counted
 
-    names = {name for one in inspection.artifacts for name in (*one.every_file, Path(one.path).name)}
+    names = {name for artifact in inspection.artifacts for name in (*artifact.every_file, Path(artifact.path).name)}
     kinds = Counter(kind.value for name in names if (kind := kind_by_name(name)))
     return [counted(number, name, name.replace("library", "libraries")) for name, number in kinds.items()]
 
@@ -339,7 +339,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     from torchtailor.trees.artifact.artifact import ArtifactKind
     from torchtailor.trees.artifact.drops import default_rules
 
-    command = "image" if all(one.kind is ArtifactKind.IMAGE for one in inspection.artifacts) else "tailor"
+    command = "image" if all(artifact.kind is ArtifactKind.IMAGE for artifact in inspection.artifacts) else "tailor"
     libraries = inspection.libraries
     stored = sum(library.stored for library in with_code)
     size = sum(library.size for library in libraries)

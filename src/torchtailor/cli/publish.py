@@ -212,8 +212,13 @@ def _list(to: str, *, json: bool) -> None:
     rows = [(target, file.filename, ui.human_bytes(file.size), file.yanked) for target, file in listing.files]
     ui.out().print(ui.table(("target", "file", "size", "yanked"), rows))
     generations = [
-        (one.number, one.time.astimezone().strftime("%Y-%m-%d %H:%M"), one.files, one.action)
-        for one in listing.generations
+        (
+            generation.number,
+            generation.time.astimezone().strftime("%Y-%m-%d %H:%M"),
+            generation.files,
+            generation.action,
+        )
+        for generation in listing.generations
     ]
     ui.out().print(ui.table(("generation", "time", "files", "change"), generations))
 

@@ -162,8 +162,8 @@ def show(trace: Trace, name: str, *, json: bool) -> None:
     if json:
         print_json("trace", trace_facts(trace, name))
         return
-    gpu = [one for one in trace.libraries if one.used]
-    shown = [one for one in trace.libraries if one.used or one.touched_size >= _WORTH_A_ROW]
+    gpu = [library for library in trace.libraries if library.used]
+    shown = [library for library in trace.libraries if library.used or library.touched_size >= _WORTH_A_ROW]
     rows = [
         [
             one.name,
@@ -179,7 +179,7 @@ def show(trace: Trace, name: str, *, json: bool) -> None:
         out().print(table(columns, rows, optional=columns[1:]))
     used = human_bytes(trace.stored_used)
     code = f"{used} of GPU code in {counted(len(gpu), 'library', 'libraries')}" if gpu else "no GPU code"
-    paged = [one for one in trace.libraries if one.pages]
+    paged = [library for library in trace.libraries if library.pages]
     touched = (
         f"{human_bytes(trace.touched_size)} of pages in {counted(len(paged), 'library', 'libraries')}, "
         if paged

@@ -130,14 +130,14 @@ def _print_history(found: HistoryDocument) -> None:
 
     rows = [
         [
-            one.version,
-            human_bytes(one.packed),
-            human_bytes(one.size),
-            human_bytes(one.gpu),
-            f"{sum(name.startswith('sm_') for name in one.architectures)}",
-            _cause(one),
+            release.version,
+            human_bytes(release.packed),
+            human_bytes(release.size),
+            human_bytes(release.gpu),
+            f"{sum(name.startswith('sm_') for name in release.architectures)}",
+            _cause(release),
         ]
-        for one in found.releases
+        for release in found.releases
     ]
     columns = ["Release", "Wheel", "Installed", "GPU code", "GPUs", "Largest changes"]
     out().print(table(columns, rows, optional=["GPUs"]))

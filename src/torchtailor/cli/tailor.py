@@ -207,7 +207,7 @@ def _print_leftovers(report: TailorReport) -> None:
     dry_run = report.options.dry_run
     said = [line for result in results for line in _cut.said_of_no_gpu(result, dry_run=dry_run)]
     said += [line for result in results for line in _cut.said_of_indexes(result, dry_run=dry_run)]
-    for line in (*said, *_cut.said_of_cpu_builds(one for result in results for one in result.stand_ins)):
+    for line in (*said, *_cut.said_of_cpu_builds(stand_in for result in results for stand_in in result.stand_ins)):
         out().print(line, markup=False)
     wheels = any(result.pack_wheels for result in results)  # the size of each is below
     libraries = [library for result in results for library in result.changed]

@@ -50,7 +50,7 @@ def explain(errors: str, tail: Sequence[str] = ()) -> NixFailure:
     order = {failure.id: number for number, failure in enumerate(table)}
     shared = {failure.id for failure in table if failure.shared}
     found = list(find_failures(errors, FailureTable.NIX))
-    found += [one for one in find_failures("\n".join(tail), FailureTable.NIX) if one.failure in shared]
+    found += [failure for failure in find_failures("\n".join(tail), FailureTable.NIX) if failure.failure in shared]
     if found:
         first = min(found, key=lambda one: (order[one.failure], one.rank))
         return _known(first, table[order[first.failure]].error)

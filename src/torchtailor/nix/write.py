@@ -292,7 +292,9 @@ def _action(path: Path, content: bytes, *, force: bool) -> Action:
 def _releases(catalog: Catalog, root: Path, asked: Sequence[str], made_from: RecipeOrigin) -> tuple[str, ...]:
     wheels = made_from is RecipeOrigin.WHEELS
     if asked:
-        every = tuple(one.recipe_name for one in catalog.releases.values()) if wheels else recipe_releases(catalog)
+        every = (
+            tuple(release.recipe_name for release in catalog.releases.values()) if wheels else recipe_releases(catalog)
+        )
         return tuple(
             dict.fromkeys(
                 name for item in asked for name in (every if item == "all" else (catalog.release(item).recipe_name,))

@@ -51,7 +51,7 @@ def form_choices(catalog: Catalog) -> dict[str, Any]:
             for driver in sorted(catalog.drivers.values(), key=lambda one: one.branch, reverse=True)
         ],
         "pythons": [_option("", f"any ({DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
-        "releases": [_option("", "newest"), *(_option(one.name, str(one.version)) for one in releases)],
+        "releases": [_option("", "newest"), *(_option(release.name, str(release.version)) for release in releases)],
         "methods": [_option("", "any"), *(_option(method.name, method.phrase) for method in catalog.methods.values())],
         "workloads": [_option(one.value, label) for one, label in _WORKLOADS.items()],
         "managers": [_option(key, label) for key, label in _MANAGERS.items()],

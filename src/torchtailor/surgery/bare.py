@@ -18,5 +18,5 @@ def recorded(elf: ElfFile, found: Iterable[FoundContainer]) -> Iterator[FoundCon
     """The bare cubins of which every pointer is known and can follow."""
     candidates = [one for one in found if one.recorded]
     if candidates:
-        named = named_by_code(elf, {one.address for one in candidates if one.address is not None})
-        yield from (one for one in candidates if one.address not in named)
+        named = named_by_code(elf, {candidate.address for candidate in candidates if candidate.address is not None})
+        yield from (candidate for candidate in candidates if candidate.address not in named)

@@ -314,7 +314,7 @@ def header_row(section: Section) -> list[int]:
 
 def _used(plan: LibraryPlan) -> list[Span]:
     """The addresses of containers in the output, as far as they may be read."""
-    return sorted(one.reach for one in plan.containers if one.address is not None)
+    return sorted(container.reach for container in plan.containers if container.address is not None)
 
 
 def _parts(section: Section, holes: Sequence[Span], used: Iterable[Span]) -> list[Span]:

@@ -306,7 +306,7 @@ class _Tailoring:
     ) -> LibraryResult:
         keys = self.moved.keys if self.moved else {}
         plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {}, keys)
-        cut = any(len(one.images) < len(one.found.images) for one in plan.containers)
+        cut = any(len(container.images) < len(container.found.images) for container in plan.containers)
         changes = cut or self.removed or recompression
         unused = (find_filler(self.elf), dead_tables(self.elf)) if changes else ()
         surgery = prepare(self.elf, plan, self.removed, *unused)
@@ -437,7 +437,7 @@ class _Tailoring:
         if not smaller or not (dropped or moved or packed or surgery.filler or self.removed):
             status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
             return self._untouched(status, warnings)
-        gpu_after = sum(one.size for one in surgery.plan.containers)
+        gpu_after = sum(container.size for container in surgery.plan.containers)
         loaded = sum(load.file_size for load in self.elf.loads)
         filler = sum(span.size for span in surgery.filler)
         return LibraryResult(

@@ -76,7 +76,9 @@ class LibraryPlan:
     @cached_property
     def unreachable(self) -> list[Span]:
         """The free addresses that nothing may read any more, so that they need not stay mapped."""
-        return subtract(self.free, merge(one.reach for one in self.containers if one.address is not None))
+        return subtract(
+            self.free, merge(container.reach for container in self.containers if container.address is not None)
+        )
 
     @property
     def mapped(self) -> int:

@@ -59,13 +59,13 @@ def baked_caches(tree: FileTree, cut: Cut) -> tuple[MadeCaches, ...]:
 def _installed(tree: FileTree, name: str) -> Iterator[Package]:
     for path in tree.sizes:
         if path == f"{name}/__init__.py" or path.endswith(f"/{name}/__init__.py"):
-            yield from (one for one in tree.packages(path) if folder_name(one.metadata.name) == name)
+            yield from (package for package in tree.packages(path) if folder_name(package.metadata.name) == name)
 
 
 def _made(torch: Package, caches: Caches, content: bytes) -> MadeCaches:
     folder, packed = folder_of(torch), f"{caches.digest[:_DIGITS]}.zip"
     script = (Path(__file__).parent.parent / "workload" / "baked_caches.py").read_text("utf-8")
-    table = {one.variable: one.name for one in compile_caches()}
+    table = {cache.variable: cache.name for cache in compile_caches()}
     contents = {
         f"{folder}/{packed}": content,
         f"{folder}/{_SCRIPT}": script.replace(_TABLE, repr(table), 1).replace(_PACKED, repr(packed), 1).encode(),

@@ -140,7 +140,7 @@ def _result(
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
     gone = tuple(dropped)
     before = sum(plan.tree.sizes.values())
-    after = before - sum(library.saved for library in ordered) + sum(one.size for one in plan.stand_ins)
+    after = before - sum(library.saved for library in ordered) + sum(stand_in.size for stand_in in plan.stand_ins)
     after -= sum(file.size for file in gone) + sum(one.size for one in plan.moved)
     site = plan.site
     result = TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)

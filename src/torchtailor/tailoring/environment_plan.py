@@ -102,13 +102,16 @@ class EnvironmentPlan:
             if why := next((fixed[owner.dist_info] for owner in owners.get(name, ()) if owner.dist_info in fixed), ""):
                 outside.append(name)
                 notes.append(f"{name} stays: {why}.")
-        places = {one.path for one in without.stand_ins}  # also of NVIDIA's libraries, and of earlier stand-ins
+        places = {
+            stand_in.path for stand_in in without.stand_ins
+        }  # also of NVIDIA's libraries, and of earlier stand-ins
         going = {name: dropped[name] for name in dropped if name not in outside and name not in places}
         left_out, moved = moved_from(tree, FilesLeftOut(going, left_out.refused), options)
         new = tuple(
-            one
-            for one in without.stand_ins
-            if one.path not in outside and FileState.of(site / one.path, sizes=[one.size]) != one.file.state
+            stand_in
+            for stand_in in without.stand_ins
+            if stand_in.path not in outside
+            and FileState.of(site / stand_in.path, sizes=[stand_in.size]) != stand_in.file.state
         )
         replaced = tuple(dropped[one.path] for one in new if one.path in dropped)
         kept = tuple(left_out.refused.values())
@@ -131,7 +134,7 @@ def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[P
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[PlaceJob] = []
     skipped: list[LibraryResult] = []
-    gone = {*plan.dropped, *(one.path for one in plan.without.stand_ins)}
+    gone = {*plan.dropped, *(stand_in.path for stand_in in plan.without.stand_ins)}
     found = {name: owners for name, owners in plan.found.items() if name not in gone}
     links = _second_names(site, found)
     second_names = {name for names in links.values() for name in names}

@@ -118,7 +118,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             libraries = tuple(results[name] for name in sorted(results))
             before = copy.size_of_others + copy.size_of_dropped + sum(library.size_before for library in libraries)
             after = copy.size_of_others + sum(library.size_after for library in libraries)
-            after += sum(one.size for one in without.stand_ins) - sum(one.size for one in moved)
+            after += sum(stand_in.size for stand_in in without.stand_ins) - sum(one.size for one in moved)
             indexes, baked = module_indexes(tree, options, dropped), baked_caches(tree, options)
             whole = TailorResult(
                 ArtifactKind.FOLDER,
@@ -145,8 +145,8 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
             added = [
                 file for job in sorted(jobs, key=attrgetter("name")) for file in job.added(tree, results[job.name])
             ]
-            beside = [*stand_ins(tree, dropped).values(), *((one.file,) for one in without.stand_ins)]
-            added += distinct([*beside, *(one.files for one in indexes), *(one.files for one in baked)], added)
+            beside = [*stand_ins(tree, dropped).values(), *((stand_in.file,) for stand_in in without.stand_ins)]
+            added += distinct([*beside, *(index.files for index in indexes), *(one.files for one in baked)], added)
             added += [*without.new_metadata(tree), *for_pythonpath(tree, added)]
             for file in added:
                 file.put((target / file.path).parent)

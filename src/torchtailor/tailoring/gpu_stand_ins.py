@@ -80,8 +80,8 @@ class AskingLibrary:
             dynamic_text(elf, DynamicTag.SONAME) or PurePosixPath(path).name,
             needed_libraries(elf),
             dynamic_text(elf, DynamicTag.RUNPATH) or dynamic_text(elf, DynamicTag.RPATH),
-            tuple(one for one in needed_symbols(elf) if _is_missing(one.library) or not one.version),
-            frozenset(one.name for one in dynamic_symbols(elf) if not one.undefined),
+            tuple(symbol for symbol in needed_symbols(elf) if _is_missing(symbol.library) or not symbol.version),
+            frozenset(symbol.name for symbol in dynamic_symbols(elf) if not symbol.undefined),
         )
 
     def folder_in(self, folders: Collection[str]) -> str | None:
@@ -112,8 +112,10 @@ def gpu_stand_ins(packages: Sequence[AskingPackage]) -> tuple[GpuStandIn, ...]:
     not look inside itself, its stand-in takes the place of the library, if that is one of a package that it requires;
     else another brings the library, as torch does for its companions.
     """
-    asking = [library for one in packages for library in one.libraries]
-    present = {PurePosixPath(path).name for one in packages for path in one.files} | {one.soname for one in asking}
+    asking = [library for package in packages for library in package.libraries]
+    present = {PurePosixPath(path).name for package in packages for path in package.files} | {
+        one.soname for one in asking
+    }
     wanted: dict[str, set[StandInSymbol]] = {}
     places: dict[str, tuple[str, Package, ElfMachine]] = {}  # by path: the library's name, and whose it will be
     for one in packages:

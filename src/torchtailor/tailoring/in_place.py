@@ -95,8 +95,10 @@ class InPlace:
 
     def without_gpu(self, plan: EnvironmentPlan, options: Cut) -> None:
         """Write stand-ins for libraries that leave, and METADATA that no longer requires them."""
-        said: dict[str, dict[str, Any]] = {one.path: {"stand_in": stand_in_json(one)} for one in plan.stand_ins}
-        files = [one.file for one in plan.stand_ins]
+        said: dict[str, dict[str, Any]] = {
+            stand_in.path: {"stand_in": stand_in_json(stand_in)} for stand_in in plan.stand_ins
+        }
+        files = [stand_in.file for stand_in in plan.stand_ins]
         for file in plan.without.new_metadata(plan.tree):
             said[file.path] = {"requirements": dict(plan.without.requirements[file.owner])}
             files.append(file)

@@ -101,7 +101,7 @@ class TailorReport:
     def why_nothing(self) -> str:
         """Why nothing was saved: what became of the libraries, by the reason."""
         libraries = [library for result in self.results for library in result.libraries]
-        reasons = [_UNCHANGED.get(one.status) or one.reason or _IMMOVABLE for one in libraries]
+        reasons = [_UNCHANGED.get(library.status) or library.reason or _IMMOVABLE for library in libraries]
         return f"Nothing is smaller: {_by_reason(reasons)}."
 
     @property
@@ -112,7 +112,10 @@ class TailorReport:
             return ""
         if self.options.dry_run:
             return "What --relr would save is not known before it is done: a dry run does not count it."
-        reasons = [one.not_packed or _UNCHANGED.get(one.status) or one.reason or "unchanged" for one in libraries]
+        reasons = [
+            library.not_packed or _UNCHANGED.get(library.status) or library.reason or "unchanged"
+            for library in libraries
+        ]
         return f"--relr packed nothing: {_by_reason(reasons)}."
 
     @property
@@ -122,7 +125,7 @@ class TailorReport:
         unasked = self.options.host_pages in (None, HostPages.KEEP)
         if unasked or not libraries or any(library.pages for library in libraries):
             return ""
-        reasons = [one.not_paged or "not one page of it is in the trace" for one in libraries]
+        reasons = [library.not_paged or "not one page of it is in the trace" for library in libraries]
         return f"--host-pages moved nothing: {_by_reason(reasons)}."
 
     @property
@@ -241,7 +244,11 @@ def tailor_inputs(
             _check_glibc()
         sites = environment_sites(env)
         done: list[TailorResult | TailorFailure] = [tailor_environment(site, options, progress) for site in sites]
-        cut = (one.has_gpu_code or one.reason or one.status.changed for each in done for one in _libraries(each))
+        cut = (
+            library.has_gpu_code or library.reason or library.status.changed
+            for each in done
+            for library in _libraries(each)
+        )
         if (
             not any(cut)
             and not options.targets.cpu

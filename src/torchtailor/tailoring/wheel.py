@@ -96,7 +96,7 @@ def tailor_wheel(wheel: Path, output: Path, options: Cut, progress: Progress | N
     if not options.split:
         return tailor_wheel_each(wheel, [WheelOrder(output, options)], progress)[0]
     targets = options.for_each_target
-    each = tailor_wheel_each(wheel, [WheelOrder(output, one) for one in targets], progress)
+    each = tailor_wheel_each(wheel, [WheelOrder(output, target) for target in targets], progress)
     served = [result for result in each if not result.useless_for_target]
     if not served:
         return each[0]
@@ -249,7 +249,7 @@ class _Making:
         if not (for_gpus or self.options.workload or self.options.targets.none):
             return replace(self, label=_plain_label(self.distribution))
         files = (member.name for member in self.distribution.archive.files if member.name not in self.dropped)
-        ptx = any(one.ptx for one in libraries.values()) or any(name.endswith(".ptx") for name in files)
+        ptx = any(library.ptx for library in libraries.values()) or any(name.endswith(".ptx") for name in files)
         return self if ptx else replace(self, label=self.options.without_ptx.label)
 
     @cached_property
@@ -320,7 +320,7 @@ class _Making:
         if packed_in := _with_relr(changed, cut):
             target = _for_relr(target, map(_machine, packed_in))
         check_wheel_place(target)
-        listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
+        listed = [replace(library, path=self.distribution.renamed(library.path, self.version)) for library in libraries]
         if packs:  # what is for one GPU is in its packs' manifest
             listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
         document = manifest(
@@ -360,7 +360,7 @@ class _Making:
         beside = {file.path: file for name, job in jobs.items() for file in job.added(self.tree, cut[name])}
         kept = [beside[path] for path in sorted(beside) if not (self.options.split and path.endswith(PACK_SUFFIX))]
         kept += distinct(stand_ins(self.tree, self.dropped).values())
-        return [*kept, *(one.file for one in for_gpus), *distinct([made.files for made in self.indexes], kept)]
+        return [*kept, *(gpu.file for gpu in for_gpus), *distinct([made.files for made in self.indexes], kept)]
 
     def _new(self, path: str, content: bytes) -> NewFile:
         return NewFile(path, content, FileState.of_bytes(content), self.tree.package)
@@ -411,8 +411,11 @@ def _machine(library: Path) -> str:
 def _effort(options: Cut, libraries: Sequence[LibraryResult]) -> Effort:
     """How hard to pack what was changed: harder with --recompress, which is slow and for size anyway, where it takes no
     noticeable time, and where so little was taken out that quick packing could make the wheel larger than it was."""
-    quick = sum(one.size_after for one in libraries) < _QUICK_TO_PACK
-    little = sum(one.saved + one.zeroed for one in libraries) < sum(one.size_before for one in libraries) * _MUCH
+    quick = sum(library.size_after for library in libraries) < _QUICK_TO_PACK
+    little = (
+        sum(library.saved + library.zeroed for library in libraries)
+        < sum(library.size_before for library in libraries) * _MUCH
+    )
     return Effort.SMALL if options.recompress or quick or little else Effort.FAST
 
 

@@ -105,7 +105,7 @@ def _device_check(device: GpuDevice, code: TorchCode, catalog: Catalog, wanted: 
     name = _GPU_NAME if device.index == 0 else f"{_GPU_NAME} ({device.index})"
     held = ", ".join(map(str, code.targets)) or "nothing"
     what = f"{device.name} ({device.compute})"
-    details = {"gpu": device.name, "capability": str(device.compute), "code": [str(one) for one in code.targets]}
+    details = {"gpu": device.name, "capability": str(device.compute), "code": [str(target) for target in code.targets]}
     if not fit.fit.runs and code.runs_from_packs(device.compute, catalog):
         return Check.of(Level.GPU, name, True, f"{what} runs this torch: its code is in packs", **details)
     if not fit.fit.runs:

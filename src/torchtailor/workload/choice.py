@@ -161,7 +161,9 @@ class TracedWorkload:
 
     def knows_another(self, name: str, identity: str) -> bool:
         """Whether a library of this name was used, but of another release than this one."""
-        return identity not in self._used and any(one.used and one.name == name for one in self.trace.libraries)
+        return identity not in self._used and any(
+            library.used and library.name == name for library in self.trace.libraries
+        )
 
     def stays(self, identity: str, count: int) -> frozenset[int]:
         """The positions of the containers of a library that stay, of as many as it has."""

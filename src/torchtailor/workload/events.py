@@ -82,15 +82,19 @@ class ProcessMemory:
 
     def begins(self) -> Iterator[tuple[str, int]]:
         """The files of which the start is mapped, and where."""
-        return ((one.path, one.start) for one in self.mappings if one.path.startswith("/") and not one.offset)
+        return (
+            (mapping.path, mapping.start)
+            for mapping in self.mappings
+            if mapping.path.startswith("/") and not mapping.offset
+        )
 
     def touched(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """What was touched between two addresses, as (first page, count) from the first one on; of a library that was
         cut also what was mapped from its pack."""
-        for one in self.mappings[bisect_left(self.mappings, start, key=attrgetter("start")) :]:
-            if one.end > end:
+        for mapping in self.mappings[bisect_left(self.mappings, start, key=attrgetter("start")) :]:
+            if mapping.end > end:
                 return
-            yield from (((one.start - start) // PAGE + first, count) for first, count in one.touched)
+            yield from (((mapping.start - start) // PAGE + first, count) for first, count in mapping.touched)
 
 
 @dataclass

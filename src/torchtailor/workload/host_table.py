@@ -63,7 +63,7 @@ class HostTable:
     def to_bytes(self) -> bytes:
         counts = (len(self.segments), len(self.cold), len(self.hot), self.size, len(self.joined))
         head = _HEAD.pack(bytes.fromhex(self.identity), self.address, self.offset, self.page, *counts)
-        rows = [_SEGMENT.pack(one.address, one.size, one.key, one.flags) for one in self.segments]
+        rows = [_SEGMENT.pack(segment.address, segment.size, segment.key, segment.flags) for segment in self.segments]
         rows += [_RUN.pack(*run) for run in self.cold]
         rows += [_PIECE.pack(*piece) for piece in self.hot]
         rows += [_RUN.pack(start | content, end) for start, end, content in self.joined]

@@ -154,9 +154,15 @@ def trace_facts(trace: Trace, name: str) -> TraceDocument:
     """What a trace holds, in figures."""
     libraries = tuple(
         TraceLibrary(
-            one.name, one.identity, one.containers, len(one.used), one.stored, one.stored_used, one.touched_size
+            library.name,
+            library.identity,
+            library.containers,
+            len(library.used),
+            library.stored,
+            library.stored_used,
+            library.touched_size,
         )
-        for one in trace.libraries
+        for library in trace.libraries
     )
     return TraceDocument(
         name, trace.label, trace.processes, trace.programs, libraries, len(trace.opened), trace.lost, trace.neighbours

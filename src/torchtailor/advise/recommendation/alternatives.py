@@ -283,7 +283,11 @@ def _containers(situation: Situation) -> Iterator[Alternative]:
     builds = [build for release in situation.catalog.releases.values() for build in release.cuda_builds]
     fits = {situation.driver(device, build).fit for device in devices for build in builds}
     names = " and ".join(dict.fromkeys(device.name for device in devices))
-    if any(_beyond_containers(situation.catalog.gpus.get(one.compute), one, host) for one in devices if one.compute):
+    if any(
+        _beyond_containers(situation.catalog.gpus.get(device.compute), device, host)
+        for device in devices
+        if device.compute
+    ):
         return
     if any(fit.runs for fit in fits):
         listed = {capability for build in builds for row in build.rows for capability in row.gpus}

@@ -62,19 +62,21 @@ class Candidate:
     @property
     def fit(self) -> Fit:
         """The worst of its fits."""
-        return max((one.fit for one in self.devices), key=_FITS.index, default=Fit.NATIVE)
+        return max((device.fit for device in self.devices), key=_FITS.index, default=Fit.NATIVE)
 
     @property
     def exact(self) -> int:
         """For how many GPUs it is named."""
         capabilities = {gpu.capability for gpu in self.variant.gpus}
-        return sum(one.device.compute in capabilities for one in self.devices)
+        return sum(device.device.compute in capabilities for device in self.devices)
 
     @property
     def driver(self) -> DriverVerdict | None:
         """The most limiting verdict on the driver."""
         order = list(DriverFit)
-        return max((one.driver for one in self.devices), key=lambda verdict: order.index(verdict.fit), default=None)
+        return max(
+            (device.driver for device in self.devices), key=lambda verdict: order.index(verdict.fit), default=None
+        )
 
     @property
     def default_index(self) -> bool:
@@ -98,7 +100,7 @@ Judgement = Candidate | Refusal
 
 def judge_all(situation: Situation, release: Release | None = None) -> Iterator[Judgement]:
     """Judge the variants for the CPU, of one release or of all: with GPUs to run on the GPU ones, else the CPU ones."""
-    variants = [one for one in _variants(situation) if release is None or one.release is release]
+    variants = [variant for variant in _variants(situation) if release is None or variant.release is release]
     return _judge_each(situation, variants, any_driver=False)
 
 
@@ -296,7 +298,7 @@ def preference(candidate: Candidate, isas: IsaRanking) -> tuple[object, ...]:
 
 def ranked(judgements: Iterable[Judgement], isas: IsaRanking) -> tuple[Candidate, ...]:
     """The candidates among the judgements, best first."""
-    candidates = (one for one in judgements if isinstance(one, Candidate))
+    candidates = (judgement for judgement in judgements if isinstance(judgement, Candidate))
     return tuple(sorted(candidates, key=lambda candidate: preference(candidate, isas)))
 
 

@@ -100,7 +100,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
     if not candidates and per_kind:
         notes.append(_one_kind_note(per_kind))
         notes += _left_out(situation, kinds, per_kind)
-        situation = situation.on([one.device for one in per_kind[0].devices])
+        situation = situation.on([device.device for device in per_kind[0].devices])
         judgements = tuple(judge_all(situation))
         candidates = ranked(judgements, situation.isas)
     best = candidates[0] if candidates else None
@@ -135,8 +135,8 @@ def _why_no_wheel(situation: Situation, best: Candidate, refused: Sequence[Rejec
     if best.method.basis is Basis.WHEEL or situation.request.method is not None or not best.devices:
         return
     this = f"{best.variant.release.version} {best.variant.build.label}"
-    found = [one for one in refused if one.what.startswith("PyTorch") and one.reason != NO_WHEEL_OF_IT]
-    found.sort(key=lambda one: this not in one.what.removeprefix("PyTorch ").split(", "))
+    others = [one for one in refused if one.what.startswith("PyTorch") and one.reason != NO_WHEEL_OF_IT]
+    found = sorted(others, key=lambda one: this not in one.what.removeprefix("PyTorch ").split(", "))
     if found and situation.host.system.libc != "musl":  # of which a note tells
         yield f"No official wheel runs here: {found[0].reason}"
 
@@ -163,8 +163,8 @@ def _strength(group: Sequence[GpuDevice]) -> tuple[object, ...]:
 
 def _pick_of_kind(situation: Situation, candidate: Candidate) -> Pick:
     """The best for one kind of GPU, with how to run it."""
-    labels = ", ".join(short_label(one.device) for one in candidate.devices)
-    chosen = ",".join(one.device.uuid or str(one.device.index) for one in candidate.devices)
+    labels = ", ".join(short_label(device.device) for device in candidate.devices)
+    chosen = ",".join(device.device.uuid or str(device.device.index) for device in candidate.devices)
     python = candidate.variant.python
     other = f" in an environment with Python {python}" if python != situation.request.wanted_python else ""
     reason = f"For {labels} alone{other}: run with CUDA_VISIBLE_DEVICES={chosen}."
@@ -173,7 +173,7 @@ def _pick_of_kind(situation: Situation, candidate: Candidate) -> Pick:
 
 def _one_kind_note(per_kind: Sequence[Candidate]) -> str:
     """What to know where no variant covers all GPUs and one kind was chosen."""
-    names = ", ".join(short_label(one.device) for one in per_kind[0].devices)
+    names = ", ".join(short_label(device.device) for device in per_kind[0].devices)
     text = f"No single variant runs on all GPUs of this machine. The recommended one is for {names}"
     if len(per_kind) > 1:
         text += "; give the others an environment of their own, and set CUDA_VISIBLE_DEVICES in each"
@@ -184,7 +184,7 @@ def _left_out(
     situation: Situation, kinds: Sequence[Sequence[GpuDevice]], per_kind: Sequence[Candidate]
 ) -> Iterator[str]:
     """The GPUs that nothing runs on, each with the reason."""
-    served = {one.device for best in per_kind for one in best.devices}
+    served = {device.device for best in per_kind for device in best.devices}
     for kind in kinds:
         if not served.isdisjoint(kind):
             continue
@@ -197,7 +197,7 @@ def _left_out(
 def _why_nothing(situation: Situation, judgements: Sequence[Judgement]) -> tuple[str, ...]:
     """Why no build runs on these GPUs: what rules out all of them, else what rules out the newest."""
     builds = tuple(_cuda_builds(situation))
-    verdicts = [situation.driver(one, build) for one in situation.devices for build in builds]
+    verdicts = [situation.driver(device, build) for device in situation.devices for build in builds]
     unknown = [one.text for one in verdicts if one.before_gpu or one.fit is DriverFit.DROPPED_GPU]
     if unknown:
         return tuple(dict.fromkeys(unknown))
@@ -207,5 +207,7 @@ def _why_nothing(situation: Situation, judgements: Sequence[Judgement]) -> tuple
     if not any(one.fit.runs for one in verdicts):  # the driver is too old, even for the oldest CUDA
         lacking = sorted((one.needs, one.text) for one in verdicts if one.needs and one.text in reasons)
         reasons = [text for _, text in lacking] or reasons
-    servers = [one.text for one in judgements if isinstance(one, Refusal) and one.kind is Refused.TEGRA]
+    servers = [
+        judgement.text for judgement in judgements if isinstance(judgement, Refusal) and judgement.kind is Refused.TEGRA
+    ]
     return tuple((servers or python or reasons)[:1])

@@ -40,8 +40,8 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
         method=candidate.method.name,
         isa=variant.isa.name,
         gpu=variant.gpu_name if variant.gpu else None,
-        gpus=tuple(one.device.index for one in candidate.devices),
-        code=", ".join(dict.fromkeys(str(one.code) for one in candidate.devices)) or None,
+        gpus=tuple(device.device.index for device in candidate.devices),
+        code=", ".join(dict.fromkeys(str(device.code) for device in candidate.devices)) or None,
         fit=candidate.fit.value,
         driver=(driver.fit.value if driver.known else "unknown") if driver else None,
         reasons=reasons,
@@ -54,10 +54,10 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     if candidate.devices or situation.isas.runs(candidate.variant.isa):
         reasons.append(candidate.coverage.text)
     if candidate.variant.also:
-        names = ", ".join(short_label(one.device) for one in candidate.devices)
+        names = ", ".join(short_label(device.device) for device in candidate.devices)
         reasons.append(f"One environment serves all GPUs: {names}.")
-    elif len({one.device.compute for one in candidate.devices}) > 1:
-        runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
+    elif len({device.device.compute for device in candidate.devices}) > 1:
+        runs = [f"{_RUNS[device.fit]} on {short_label(device.device)}" for device in candidate.devices]
         reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
     elif candidate.devices and not candidate.exact:
         reasons.append(_why_another(situation.catalog, candidate))
@@ -112,7 +112,7 @@ def _why_another(catalog: Catalog, candidate: Candidate) -> str:
 def _false_warnings(candidate: Candidate) -> Iterator[str]:
     """GPUs that the release warns about when it starts, though it runs on them."""
     release = candidate.variant.release
-    warned = {one.device.compute for one in candidate.devices} & release.false_warnings
+    warned = {device.device.compute for device in candidate.devices} & release.false_warnings
     if warned:
         names = " and ".join(compute.sm.upper() for compute in sorted(one for one in warned if one))
         yield (
@@ -125,7 +125,7 @@ def _compiler_limit(situation: Situation, candidate: Candidate) -> str | None:
     """What `torch.compile` needs where the driver does not load the code that Triton's ptxas writes for the GPU."""
     catalog, driver = situation.catalog, situation.host.driver
     triton = next((row for row in catalog.tritons if _is_version(row.version, candidate.variant.release.triton)), None)
-    newest = max((one.device.compute for one in candidate.devices if one.device.compute), default=None)
+    newest = max((device.device.compute for device in candidate.devices if device.device.compute), default=None)
     if newest is not None and newest.major < _OLDEST_FOR_TRITON:
         return f"torch.compile does not work on this GPU: Triton needs capability {_OLDEST_FOR_TRITON}.0 or newer."
     if triton is None or newest is None:

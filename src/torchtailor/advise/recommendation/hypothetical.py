@@ -98,7 +98,7 @@ def _driver(catalog: Catalog, text: str) -> _GivenDriver:
         note = f"Driver {version} is newer than every branch that is known, R{newest} at most: it is taken to support "
         return _GivenDriver(version, f"{note}what R{newest} does.")
     if known is None and branch > min(catalog.drivers):
-        same = max(one for one in catalog.drivers if one < branch)
+        same = max(driver for driver in catalog.drivers if driver < branch)
         note = (
             f"No Linux driver of branch R{branch} is known; drivers for Windows, which WSL 2 uses, have such numbers: "
             f"{version} is taken to support what R{same} does."

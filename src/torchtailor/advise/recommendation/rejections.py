@@ -41,8 +41,10 @@ def _isas(isas: IsaRanking, cpu: Cpu) -> Iterator[Rejection]:
 def _wheels(judgements: Sequence[Judgement]) -> Iterator[Rejection]:
     """All wheels, where the system's C library is not the one they are built for; all builds where it is no Linux."""
     for kind, what in ((Refused.SYSTEM, "all variants"), (Refused.LIBC, "wheels")):
-        refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is kind]
-        if refusals and not any(isinstance(one, Candidate) and one.method.basis is Basis.WHEEL for one in judgements):
+        refusals = [judgement for judgement in judgements if isinstance(judgement, Refusal) and judgement.kind is kind]
+        if refusals and not any(
+            isinstance(judgement, Candidate) and judgement.method.basis is Basis.WHEEL for judgement in judgements
+        ):
             yield Rejection(what, refusals[0].text)
 
 
@@ -79,7 +81,11 @@ def _builds(situation: Situation, judgements: Sequence[Judgement], best: Candida
         if best is not None and release.version < best.variant.release.version:
             continue
         for build in release.cuda_builds:
-            here = [one for one in judgements if one.variant.release is release and one.variant.build is build]
+            here = [
+                judgement
+                for judgement in judgements
+                if judgement.variant.release is release and judgement.variant.build is build
+            ]
             if reason := _why_not(situation, here, build):
                 groups.setdefault(reason, []).append(f"{release.version} {build.label}")
     for reason, names in groups.items():
@@ -89,7 +95,7 @@ def _builds(situation: Situation, judgements: Sequence[Judgement], best: Candida
 def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build) -> str | None:
     """The reason against a build; None where something of it runs, or nobody would expect it to."""
     method, devices = situation.catalog.method(situation.request.method or WHEEL), situation.devices
-    if any(isinstance(one, Candidate) and one.method.name == method.name for one in judgements):
+    if any(isinstance(judgement, Candidate) and judgement.method.name == method.name for judgement in judgements):
         return None
     for device in devices:
         gpu = situation.catalog.gpus.get(device.compute) if device.compute else None
@@ -97,7 +103,9 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
             return reason
         if not (verdict := situation.driver(device, build)).fit.runs:
             return verdict.text
-    refusals = [one for one in judgements if isinstance(one, Refusal) and one.method.name == method.name]
+    refusals = [
+        judgement for judgement in judgements if isinstance(judgement, Refusal) and judgement.method.name == method.name
+    ]
     capabilities = {device.compute for device in devices}
     named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
     if method.basis is Basis.WHEEL and not build.wheels:
@@ -117,7 +125,7 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
 def _any_runs(situation: Situation, build: Build) -> bool:
     """Whether some GPU runs some of the code in the official wheel."""
     codes = build.wheel_codes(situation.host.cpu.arch)
-    return any(situation.catalog.rules.best(one.compute, codes) for one in situation.devices if one.compute)
+    return any(situation.catalog.rules.best(device.compute, codes) for device in situation.devices if device.compute)
 
 
 def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:
@@ -150,15 +158,15 @@ def _gpus(best: Candidate, judgements: Iterable[Judgement]) -> Iterator[Rejectio
     """The variants of the chosen build whose code is for other GPUs."""
     if best.variant.also:
         return
-    devices = " and ".join(dict.fromkeys(str(one.device.compute) for one in best.devices))
+    devices = " and ".join(dict.fromkeys(str(device.device.compute) for device in best.devices))
     chosen = (best.variant.release, best.variant.build, best.method.name)
     others = {
-        one.variant.gpu.capability: one.variant.gpu.sm
-        for one in judgements
-        if isinstance(one, Refusal)
-        and one.kind is Refused.CODE
-        and one.variant.gpu is not None
-        and (one.variant.release, one.variant.build, one.method.name) == chosen
+        judgement.variant.gpu.capability: judgement.variant.gpu.sm
+        for judgement in judgements
+        if isinstance(judgement, Refusal)
+        and judgement.kind is Refused.CODE
+        and judgement.variant.gpu is not None
+        and (judgement.variant.release, judgement.variant.build, judgement.method.name) == chosen
     }
     if others:
         names = ", ".join(name for _, name in sorted(others.items()))

@@ -69,7 +69,7 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
     if variant.python != situation.request.wanted_python:
         gain += f" for Python {variant.python}"
     if verdict.fit is DriverFit.DROPPED_GPU:
-        known = [situation.catalog.gpus[one.device.compute] for one in ideal.devices if one.device.compute]
+        known = [situation.catalog.gpus[device.device.compute] for device in ideal.devices if device.device.compute]
         branch = min(gpu.last_driver_branch for gpu in known if gpu.last_driver_branch is not None)
         text = f"{verdict.text} With a driver of branch R{branch}, {gain} runs."
         yield Upgrade(f"driver R{branch}", variant.unique_name, text)
@@ -94,7 +94,7 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
 def _by_least_driver(situation: Situation, by_driver: tuple[Upgrade, ...]) -> Iterator[Upgrade]:
     """The first driver that knows the GPUs, where an older release already runs on it."""
     driver, known = situation.host.driver, situation.catalog.gpus
-    there = ((known.get(one.compute), one.name) for one in situation.devices if one.compute)
+    there = ((known.get(device.compute), device.name) for device in situation.devices if device.compute)
     firsts = [gpu.first_driver_of(name) for gpu, name in there if gpu is not None]
     first = max((one for one in firsts if one is not None), default=None)
     if driver is None or first is None or driver.windows or driver.number >= first:

@@ -158,7 +158,7 @@ def split_beside(plan: WheelPlan, variant: VariantPlan, wheel: PlannedWheel) -> 
     """Of torch, where it is split: NVIDIA's libraries that are split too, whose packs its extras bring."""
     if wheel.name != "torch" or not plan.options.cut.split or cut_of(plan, variant, wheel) is None:
         return ()
-    others = sorted((one for one in variant.wheels if one.name.startswith("nvidia-")), key=lambda one: one.name)
+    others = sorted((wheel for wheel in variant.wheels if wheel.name.startswith("nvidia-")), key=lambda one: one.name)
     return tuple(
         SplitWheel(other.name, other.file.key, other.file.filename) for other in others if cut_of(plan, variant, other)
     )

@@ -362,7 +362,7 @@ class Planner:
 
     def _nothing_available(self, choice: VariantChoice, problems: Sequence[TorchtailorError]) -> TorchtailorError:
         """The problem with the newest release, and what else was looked for."""
-        first, unseen = problems[0], next((one for one in problems if isinstance(one, NetworkError)), None)
+        first, unseen = problems[0], next((problem for problem in problems if isinstance(problem, NetworkError)), None)
         if choice.variant.gpu is not None or self._options.without_gpu or first is unseen:
             return _of_all(choice, first)
         if unseen is not None:

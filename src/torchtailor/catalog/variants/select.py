@@ -78,7 +78,7 @@ def name_matches(name: str, patterns: Iterable[str]) -> bool:
     """The same of a unique name alone, as a list of past builds has it."""
     short = _SHORT.search(name)
     names = (name, f"pytorch-{name.partition('-')[2]}", short[1] if short else name)
-    return any(fnmatchcase(one, pattern) for pattern in patterns for one in names)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 def unmatched(variants: Sequence[Variant], globs: Sequence[str]) -> tuple[str, ...]:

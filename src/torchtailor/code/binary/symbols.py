@@ -93,7 +93,7 @@ def undefined_symbols(elf: ElfFile) -> set[str]:
 
 def needed_symbols(elf: ElfFile) -> Iterator[NeededSymbol]:
     """The symbols without which the library does not load (the weak ones may be absent), with their versions."""
-    section = next((one for one in elf.sections if one.type == SectionType.VERSYM), None)
+    section = next((section for section in elf.sections if section.type == SectionType.VERSYM), None)
     numbers = array("H", bytes(elf.content(section))) if section else array("H")
     versions = _needed_versions(elf)
     for index, symbol in enumerate(dynamic_symbols(elf)):
@@ -104,7 +104,7 @@ def needed_symbols(elf: ElfFile) -> Iterator[NeededSymbol]:
 
 def _needed_versions(elf: ElfFile) -> dict[int, tuple[str, str]]:
     """Library and name of the versions that are asked for, by their numbers."""
-    section = next((one for one in elf.sections if one.type == SectionType.VERNEED), None)
+    section = next((section for section in elf.sections if section.type == SectionType.VERNEED), None)
     if section is None or section.link >= len(elf.sections):
         return {}
     data, names = bytes(elf.content(section)), bytes(elf.content(elf.sections[section.link]))

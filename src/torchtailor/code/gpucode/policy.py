@@ -68,7 +68,9 @@ class Policy:
         `kernels` names the kernels of a cubin, or gives None if it cannot.
         """
         if self.targets.none:
-            return KeptCode(tuple(() if one.can_be_cut else one.images for one in containers), frozenset())
+            return KeptCode(
+                tuple(() if container.can_be_cut else container.images for container in containers), frozenset()
+            )
         policies = self.for_each(containers)
         pairs = list(zip(containers, policies, strict=True))
         served = frozenset[Capability]().union(

@@ -635,10 +635,10 @@ def _cache_name(method: str, variants: Iterable[Variant]) -> str:
     """Of what jobs share: the official wheels of a toolkit, architecture and Python; from source, an ISA's objects."""
     names = sorted(
         {
-            f"{one.release.tag}-{one.isa.name}"
+            f"{variant.release.tag}-{variant.isa.name}"
             if method == SOURCE
-            else f"{one.release.tag}-{_toolkit(one)}-{one.arch}-python{one.python.replace('.', '')}"
-            for one in variants
+            else f"{variant.release.tag}-{_toolkit(variant)}-{variant.arch}-python{variant.python.replace('.', '')}"
+            for variant in variants
         }
     )
     return names[0] if len(names) == 1 else _hash(" ".join(names))
@@ -695,7 +695,7 @@ def _proofs(
             if sm in {gpu.sm for gpu in variant.gpus} and variant.arch == arch
         }
         for job in jobs:
-            if mine := tuple(one for one in job.variants if one in wanted):
+            if mine := tuple(variant for variant in job.variants if variant in wanted):
                 part = replace(job, variants=mine)
                 prefix = job.name if sm in job.name else f"{job.name}-{sm}"
                 yield CiProof(f"{prefix}-gpu", part, tuple(dict.fromkeys(wanted[one] for one in mine)), labels)

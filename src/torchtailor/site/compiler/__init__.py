@@ -100,7 +100,7 @@ def _is_embedded(node: ast.stmt) -> bool:
     """A kept function without arguments that reads one of the package's data files: its value is written instead."""
     return (
         isinstance(node, ast.FunctionDef)
-        and any(ast.unparse(one) == "cache" for one in node.decorator_list)
+        and any(ast.unparse(decorator) == "cache" for decorator in node.decorator_list)
         and not (node.args.args or node.args.kwonlyargs or node.args.vararg)
         and any(isinstance(one, ast.Constant) and str(one.value).endswith(".toml") for one in ast.walk(node))
     )

@@ -49,9 +49,9 @@ class Classes:
 
     def _read_class(self, item: Definition, node: ast.ClassDef) -> ClassInfo:
         base: Definition | str | None = None
-        names = {ast.unparse(one).rpartition(".")[2] for one in node.bases}
+        names = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         data, enum = bool(names & _DATA_BASES), bool(names & _ENUM_BASES)
-        data = data or any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        data = data or any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
         for one in node.bases:
             if isinstance(one, ast.Name):
                 found = self._sources.meaning(item.module, one.id)
@@ -82,9 +82,9 @@ class Classes:
     def fields(self, info: ClassInfo) -> dict[str, tuple[ast.expr | None, str]]:
         """All fields of a data class in the constructor's order, with the default and the module it is written in."""
         found: dict[str, tuple[ast.expr | None, str]] = {}
-        for one in reversed(list(self.bases(info))):
-            found |= {name: (value, one.definition.module) for name, value in one.own_fields.items()}
+        for base in reversed(list(self.bases(info))):
+            found |= {name: (value, base.definition.module) for name, value in base.own_fields.items()}
         return found
 
     def method(self, info: ClassInfo, name: str) -> ast.FunctionDef | None:
-        return next((one.methods[name] for one in self.bases(info) if name in one.methods), None)
+        return next((base.methods[name] for base in self.bases(info) if name in base.methods), None)

@@ -35,7 +35,7 @@ class Expressions(Lookup, ABC):
                 self.attributes.add(name)
                 return f"{self.expression(value, scope)}.{name}"
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                if any(isinstance(one, ast.Starred) for one in parts[:-1]):
+                if any(isinstance(part, ast.Starred) for part in parts[:-1]):
                     raise self._cannot(target, "a starred target that is not the last")
                 return f"[{', '.join(self._target(part, scope) for part in parts)}]"
             case ast.Starred(value=value):
@@ -66,7 +66,7 @@ class Expressions(Lookup, ABC):
             case ast.Constant(value=constant):
                 return self._constant(node, constant)
             case ast.JoinedStr(values=values):
-                pieces = ['""', *(self._piece(one, scope) for one in values)]
+                pieces = ['""', *(self._piece(value, scope) for value in values)]
                 return f"({' + '.join(pieces)})"
             case ast.Name(id=name):
                 return self._name(node, name, scope)
@@ -93,7 +93,7 @@ class Expressions(Lookup, ABC):
                 return self._operate(op, self.expression(left, scope), self.expression(right, scope), node)
             case ast.BoolOp(op=op, values=values):
                 helper = "$and" if isinstance(op, ast.And) else "$or"
-                first, *rest = (self.expression(one, scope) for one in values)
+                first, *rest = (self.expression(value, scope) for value in values)
                 return f"{helper}({first}, {', '.join(f'() => {one}' for one in rest)})"
             case ast.Compare(left=left, ops=ops, comparators=others):
                 return self._compare(left, ops, others, scope)
@@ -201,7 +201,7 @@ class Expressions(Lookup, ABC):
     ) -> str:
         first, *rest = generators
         source = self.operand(first.iter, scope)
-        inner = scope.inner(one.id for one in ast.walk(first.target) if isinstance(one, ast.Name))
+        inner = scope.inner(node.id for node in ast.walk(first.target) if isinstance(node, ast.Name))
         tests = " && ".join(self.condition(test, inner) for test in first.ifs)
         inside = self._loop(rest, inner, body) if rest else body(inner)
         guarded = f"if ({tests}) {{ {inside} }}" if tests else inside

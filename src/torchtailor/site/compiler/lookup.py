@@ -69,13 +69,15 @@ class Lookup:
         return None
 
     def _is_cached(self, node: ast.FunctionDef) -> bool:
-        known = {ast.unparse(one).partition("(")[0].removeprefix("functools.") for one in node.decorator_list}
+        known = {
+            ast.unparse(decorator).partition("(")[0].removeprefix("functools.") for decorator in node.decorator_list
+        }
         if unknown := known - {"cache", "lru_cache", "property", "classmethod", "staticmethod", "cached_property"}:
             raise self._cannot(node, f"the decorator {unknown.pop()}")
         return bool(known & {"cache", "lru_cache"})
 
     def _kind(self, method: ast.FunctionDef) -> str:
-        names = {ast.unparse(one) for one in method.decorator_list}
+        names = {ast.unparse(decorator) for decorator in method.decorator_list}
         self._is_cached(method)
         if "property" in names:
             return "getters"

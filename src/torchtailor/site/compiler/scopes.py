@@ -57,8 +57,8 @@ def _own(node: ast.AST) -> Iterable[ast.AST]:
         return
     for child in ast.iter_child_nodes(node):
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            yield from (one for one in ast.walk(child) if isinstance(one, ast.NamedExpr))
-            yield from (one.target for one in ast.walk(child) if isinstance(one, ast.NamedExpr))
+            yield from (node for node in ast.walk(child) if isinstance(node, ast.NamedExpr))
+            yield from (node.target for node in ast.walk(child) if isinstance(node, ast.NamedExpr))
         else:
             yield from _own(child)
 

@@ -20,7 +20,7 @@ class Statements(Calls):
         if arguments.kwarg or (arguments.vararg and arguments.kwonlyargs):
             raise self._cannot(node, "arguments by any name")
         positional = [*arguments.posonlyargs, *arguments.args]
-        bound = method and not any(ast.unparse(one) == "staticmethod" for one in node.decorator_list)
+        bound = method and not any(ast.unparse(decorator) == "staticmethod" for decorator in node.decorator_list)
         first = positional.pop(0).arg if bound else None
         scope = self._function_scope(node, outer)
         count = len(positional) - len(arguments.defaults)

@@ -53,7 +53,7 @@ class Encoder:
         if issubclass(kind, msgspec.Struct):
             names: tuple[str, ...] = kind.__struct_fields__
         elif dataclasses.is_dataclass(kind):
-            names = tuple(one.name for one in dataclasses.fields(kind))
+            names = tuple(field.name for field in dataclasses.fields(kind))
         else:
             raise NotCompilable(f"values of {kind.__name__} cannot be written")
         return tuple(name for name in names if name in used)

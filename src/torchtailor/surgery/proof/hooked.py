@@ -196,7 +196,7 @@ def _check_lookup(elf: ElfFile, symbols: list[Symbol]) -> None:
             at += 1
         if not there or at != index or hashes[at - first] | 1 != value | 1:
             raise CheckFailedError(f"With the hook the symbol {name} is not found any more.")
-    exported = sum(not one.undefined and bool(one.info >> 4) for one in symbols[:first])
+    exported = sum(not symbol.undefined and bool(symbol.info >> 4) for symbol in symbols[:first])
     if exported:
         raise CheckFailedError("With the hook symbols are not found any more.")
 

@@ -491,10 +491,10 @@ def _check_rows(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
     """What the pack maps lies over segments of the input without write access, with their rights, and over holes."""
     for row in note.rows:
         start, end = row.address, row.address + row.size
-        under = [one for one in old.loads if start < one.end and one.address < end]
+        under = [load for load in old.loads if start < load.end and load.address < end]
         if not under or any(row.flags & 0xFF != one.flags or one.flags & _W or one.memory != one.size for one in under):
             raise CheckFailedError(f"The pack's pages at {start:#x} have other rights than the segments there.")
-        over = [one for one in new.loads if start < one.end and one.address // _PAGE * _PAGE < end]
+        over = [load for load in new.loads if start < load.end and load.address // _PAGE * _PAGE < end]
         if any(one.flags not in (0, row.flags & 0xFF) for one in over):
             raise CheckFailedError(f"The pack's pages at {start:#x} reach beyond the segments there.")
 
@@ -504,10 +504,10 @@ def _check_joined(new: LoadedImage, note: PagesNote) -> None:
     for at, end in note.joined:
         start = at & ~1
         under = [
-            one for one in new.parts if start < -(-one.end // _PAGE) * _PAGE and one.address // _PAGE * _PAGE < end
+            part for part in new.parts if start < -(-part.end // _PAGE) * _PAGE and part.address // _PAGE * _PAGE < end
         ]
         loads = [one for one in under if one.type == _LOAD]
-        kept = at & 1 and all(one.flags & _W for one in loads) and not any(one.type == _RELRO for one in under)
+        kept = at & 1 and all(load.flags & _W for load in loads) and not any(one.type == _RELRO for one in under)
         if start % _PAGE or end % _PAGE or end <= start or (loads and not kept):
             raise CheckFailedError(f"The memory at {start:#x} would lose its content or its rights.")
 
@@ -617,10 +617,10 @@ def _check_file(old: LoadedImage, new: LoadedImage, note: PagesNote, tables: Spa
     if dynamic is not None:
         may_differ.append((dynamic.address, dynamic.end))
     cold = sorted(note.cold)
-    for one in old.loads:
-        for start, end, part in new.spans(one.address, one.end):
-            if part is not None and not part.size and one.size:
-                left = _uncovered(start, min(end, one.address + one.size), [*cold, *tables])
+    for load in old.loads:
+        for start, end, part in new.spans(load.address, load.end):
+            if part is not None and not part.size and load.size:
+                left = _uncovered(start, min(end, load.address + load.size), [*cold, *tables])
                 if left is not None:
                     raise CheckFailedError(f"The bytes at {left:#x} are neither in the output nor in its pack.")
                 continue

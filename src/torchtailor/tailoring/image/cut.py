@@ -315,7 +315,7 @@ class _OneImage:
     def emptied(self) -> set[str]:
         """Folders that nothing is left in: Python would import one as a package without files."""
         stay = {file.path for file in self.survey.view.visible() if file.path not in self.without.gone}
-        stay.update(one.path for one in self.without.stand_ins)
+        stay.update(stand_in.path for stand_in in self.without.stand_ins)
         return _folders_above(self.without.gone) - _folders_above(stay)
 
     def _check_licence(self) -> None:
@@ -432,9 +432,9 @@ class _OneImage:
                 added[there.number] = [NewMember(stand_in.path, stand_in.content, stand_in.state.size)]
         for text in self.packages.of_layer(number, self.left_out):
             own = [
-                NewMember(one.path, one.content, one.size)
-                for one in self.without.stand_ins
-                if self.packages.is_of(one, text)
+                NewMember(stand_in.path, stand_in.content, stand_in.size)
+                for stand_in in self.without.stand_ins
+                if self.packages.is_of(stand_in, text)
             ]
             for file in self.modules:
                 if self.packages.is_of(file, text):

@@ -82,7 +82,7 @@ class ImageLibraries:
     def owners(self) -> dict[Content, frozenset[str]]:
         """The packages of each library, by name."""
         return {
-            content: frozenset(one.metadata.name for file in files for one in self.packages.packages(file.path))
+            content: frozenset(package.metadata.name for file in files for package in self.packages.packages(file.path))
             for content, files in self.names.items()
         }
 

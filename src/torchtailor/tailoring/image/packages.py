@@ -181,8 +181,8 @@ class Packages:
             new = self.new_metadata(text, without)
             now |= {f"{text.dist_info}/METADATA": FileState.of_bytes(new)} if new else {}
             changes = changed_rows(rows, now.get)
-            own_for_gpus = [one for one in without.stand_ins if self.is_of(one, text)]
-            own_modules = [one for one in modules if self.is_of(one, text)]
+            own_for_gpus = [stand_in for stand_in in without.stand_ins if self.is_of(stand_in, text)]
+            own_modules = [module for module in modules if self.is_of(module, text)]
             if record is None or not (changes or own_for_gpus or own_modules):
                 continue
             libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
@@ -191,7 +191,7 @@ class Packages:
             if package := self._package(text):
                 beside = [file for content in contents.values() for file in added.get(content, ())]
                 instead = (standing_in[path] for path in now if path in standing_in)
-                changes |= new_rows([*beside, *instead, *own_modules, *(one.file for one in own_for_gpus)], package)
+                changes |= new_rows([*beside, *instead, *own_modules, *(gpu.file for gpu in own_for_gpus)], package)
                 required = without.requirements.get(text.dist_info, {})
                 own_indexes = [plain(made.index) for made in indexes if made.files[0] in own_modules]
                 own_caches = [plain(made.caches) for made in baked if made.files[0] in own_modules]

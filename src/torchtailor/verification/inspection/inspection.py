@@ -140,7 +140,7 @@ class Inspection:
 
     def _cut(self, library: LibraryReport, device: Capability) -> LibraryResult | None:
         """How it would be cut with --nvidia; None where there was no dry run of its artifact, or it says nothing."""
-        report = next(one for one in self.artifacts if any(library is own for own in one.libraries))
+        report = next(artifact for artifact in self.artifacts if any(library is own for own in artifact.libraries))
         found = report.cuts.get(device, {})
         return next(iter(found.values()), None) if report.kind is ArtifactKind.LIBRARY else found.get(library.name)
 

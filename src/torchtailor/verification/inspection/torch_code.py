@@ -30,7 +30,7 @@ class TorchCode:
     @property
     def main(self) -> LibraryReport | None:
         """libtorch_cuda.so, without whose code nothing runs."""
-        return next((one for one in self.libraries if Path(one.name).name == MAIN_LIBRARY), None)
+        return next((library for library in self.libraries if Path(library.name).name == MAIN_LIBRARY), None)
 
     @property
     def targets(self) -> tuple[CodeTarget, ...]:

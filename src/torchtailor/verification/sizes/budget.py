@@ -79,7 +79,7 @@ def _matched(comparison: SizeComparison, budget: Budget) -> Iterator[tuple[str, 
 def _named(name: str, pattern: str) -> bool:
     """With its folder or without, with its version or without."""
     names = [form for one in (name, unversioned(name)) for form in (one, one.rpartition("/")[2])]
-    return any(fnmatchcase(one, pattern) for one in names)
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _over(name: str, change: SizeChange, allowance: Allowance) -> Iterator[Exceeded]:

@@ -100,7 +100,7 @@ class SizeComparison:
     @cached_property
     def files(self) -> tuple[SizeChange, ...]:
         """By file; one whose name says a version or a hash is the same file in both."""
-        return tuple(msgspec.structs.replace(one, name=self._named(one.name)) for one in self._files)
+        return tuple(msgspec.structs.replace(file, name=self._named(file.name)) for file in self._files)
 
     @cached_property
     def _files(self) -> tuple[SizeChange, ...]:
@@ -139,7 +139,7 @@ class SizeComparison:
     def causes(self) -> tuple[SizeChange, ...]:
         """What changed by itself, in words and the largest first: a file that is new or gone is one of them, whatever
         is in it, and so is a folder of files without machine code."""
-        whole = {one.name: one for one in self._files if one.verdict in ("new", "gone")}
+        whole = {file.name: file for file in self._files if file.verdict in ("new", "gone")}
         named = [
             msgspec.structs.replace(one, name=_in_words(*part))
             for one in self.parts
@@ -161,12 +161,12 @@ class SizeComparison:
     @cached_property
     def contents(self) -> Mapping[str, tuple[SizeChange, ...]]:
         """Of libraries that are new or gone, by their names in words, the classes of their bytes."""
-        whole = {one.name for one in self._files if one.verdict in ("new", "gone")}
+        whole = {file.name for file in self._files if file.verdict in ("new", "gone")}
         found: dict[str, dict[str, list[SizeChange]]] = {}
-        for one in self.parts:
-            file, kind, _ = _split(one.name)
+        for part in self.parts:
+            file, kind, _ = _split(part.name)
             if file in whole and ByteClass(kind) not in PLAIN_FILES:
-                found.setdefault(_in_words(self._named(file), "", ""), {}).setdefault(kind, []).append(one)
+                found.setdefault(_in_words(self._named(file), "", ""), {}).setdefault(kind, []).append(part)
         return {
             file: tuple(sorted((sum_of(*each) for each in kinds.items()), key=lambda one: -abs(one.growth)))
             for file, kinds in found.items()
@@ -201,10 +201,10 @@ class SizeComparison:
             old,
             new,
             packages=self.packages,
-            files=tuple(one for one in self.files if one.growth),
+            files=tuple(file for file in self.files if file.growth),
             classes=self.classes,
             architectures=self.architectures,
-            kernels=tuple(one for one in self.kernels if one.growth),
+            kernels=tuple(kernel for kernel in self.kernels if kernel.growth),
         )
 
     def _by(self, key: Callable[[SizeRow], str]) -> tuple[SizeChange, ...]:
@@ -218,12 +218,12 @@ class SizeComparison:
 def sum_of(name: str, changes: Iterable[SizeChange | KernelChange]) -> SizeChange:
     """What became of all of these together."""
     changes = list(changes)
-    sides = ([getattr(one, side, None) for one in changes] for side in ("old_packed", "new_packed"))
+    sides = ([getattr(change, side, None) for change in changes] for side in ("old_packed", "new_packed"))
     packed = ([size for size in side if size is not None] for side in sides)
     return SizeChange(
         name,
-        sum(one.old for one in changes),
-        sum(one.new for one in changes),
+        sum(change.old for change in changes),
+        sum(change.new for change in changes),
         *(sum(side) if side else None for side in packed),
     )
 

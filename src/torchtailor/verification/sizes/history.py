@@ -67,7 +67,7 @@ def newest_of_each(versions: Iterable[Version]) -> tuple[Version, ...]:
 
 
 def _causes(comparison: SizeComparison) -> tuple[SizeChange, ...]:
-    gpu = [one for one in comparison.architectures if one.name]
+    gpu = [architecture for architecture in comparison.architectures if architecture.name]
     rest = [one for one in comparison.classes if one.name != ByteClass.GPU.value]
     changes = sorted((*gpu, *rest), key=lambda one: -abs(one.growth))
-    return tuple(one for one in changes if abs(one.growth) >= comparison.old.total * _WORTH)
+    return tuple(change for change in changes if abs(change.growth) >= comparison.old.total * _WORTH)

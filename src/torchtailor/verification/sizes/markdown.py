@@ -44,7 +44,9 @@ def _lines(comparison: SizeComparison, over: Sequence[Exceeded]) -> Iterator[str
         yield f"- :x: {_cell(str(one))}"
     if over:
         yield ""
-    yield from _table("Architecture", [one for one in comparison.architectures if one.growth])
+    yield from _table(
+        "Architecture", [architecture for architecture in comparison.architectures if architecture.growth]
+    )
     yield from _table("Largest causes", comparison.causes[:_CAUSES])
 
 

@@ -59,18 +59,21 @@ def render_history(shown: HistoryDocument) -> str:
     """The page of a project's releases as one string."""
     rows = [
         LibraryRow(
-            one.version,
-            Bytes({HOST: one.size - one.gpu} | {name: size for name, size in one.architectures.items() if name}),
+            release.version,
+            Bytes(
+                {HOST: release.size - release.gpu}
+                | {name: size for name, size in release.architectures.items() if name}
+            ),
             None,
         )
-        for one in shown.releases
+        for release in shown.releases
     ]
     drawn = chart_of(rows, ordered=False)
     lines = [
-        f"<tr><th scope=row>{escape(one.version)}</th><td>{human_bytes(one.packed)}</td>"
-        f"<td>{human_bytes(one.size)}</td><td>{human_bytes(one.gpu)}</td>"
-        f"<td>{escape(', '.join(f'{cause.name} {signed(cause.growth)}' for cause in one.causes[:4]))}</td></tr>"
-        for one in shown.releases
+        f"<tr><th scope=row>{escape(release.version)}</th><td>{human_bytes(release.packed)}</td>"
+        f"<td>{human_bytes(release.size)}</td><td>{human_bytes(release.gpu)}</td>"
+        f"<td>{escape(', '.join(f'{cause.name} {signed(cause.growth)}' for cause in release.causes[:4]))}</td></tr>"
+        for release in shown.releases
     ]
     heads = ("Release", "Wheel", "Installed", "GPU code", "Largest changes")
     marks = legend((colour_class(drawn, label), label) for label in drawn.labels)

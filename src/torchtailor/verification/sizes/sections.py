@@ -41,7 +41,8 @@ def in_words(comparison: SizeComparison) -> Iterator[str]:
     if changed := [one for one in comparison.classes if abs(one.growth) >= _WORTH * total.new][:_FEW]:
         yield f"By kind: {', '.join(f'{one.name} {signed(one.growth)}' for one in changed)}."
     codes = sorted(
-        (one for one in comparison.architectures if one.name != CONTAINERS), key=lambda one: label_order(one.name)
+        (architecture for architecture in comparison.architectures if architecture.name != CONTAINERS),
+        key=lambda one: label_order(one.name),
     )
     went = [
         _went(word, [one.name for one in codes if one.verdict == verdict], side)
@@ -49,7 +50,7 @@ def in_words(comparison: SizeComparison) -> Iterator[str]:
     ]
     if codes:
         yield escape(" ".join(filter(None, went)) or "The architectures are the same as before.")
-    if kernels := [one for one in comparison.functions if one.code != HOST_FUNCTIONS]:
+    if kernels := [function for function in comparison.functions if function.code != HOST_FUNCTIONS]:
         unpacked = sum_of("", kernels)
         yield f"GPU code unpacked: {signed(unpacked.growth)}{_became(unpacked)} {_functions(kernels)}."
         yield _held(comparison, unpacked)
@@ -61,7 +62,7 @@ def comparing(comparison: SizeComparison) -> Iterator[str]:
     if _packed(comparison.total):
         yield _PACKED
     inside = {
-        name: ", ".join(f"{one.name} {human_bytes(abs(one.growth))}" for one in parts[:_FEW])
+        name: ", ".join(f"{part.name} {human_bytes(abs(part.growth))}" for part in parts[:_FEW])
         for name, parts in comparison.contents.items()
     }
     yield from _both_ways("What", "What", comparison.causes, below=inside, least=least)
@@ -70,13 +71,20 @@ def comparing(comparison: SizeComparison) -> Iterator[str]:
         ("Package", comparison.packages),
         ("File", comparison.files),
     ):
-        if sum(abs(one.growth) >= max(least, 1) for one in changes) > 1:
+        if sum(abs(change.growth) >= max(least, 1) for change in changes) > 1:
             yield section(f"By {what.lower()}", _table(what, _shown(changes, least=least)))
     if changes := comparison.architectures:
         rows = _shown(changes, rows=len(changes))
-        same = {rows[-1].name: names} if (names := _names(one.name for one in changes if not _changed(one))) else {}
+        same = (
+            {rows[-1].name: names}
+            if (names := _names(change.name for change in changes if not _changed(change)))
+            else {}
+        )
         meaning, unpacked = _meaning(), _unpacked(comparison)
-        below = {one.name: "; ".join(filter(None, (by.get(one.name) for by in (meaning, unpacked)))) for one in changes}
+        below = {
+            change.name: "; ".join(filter(None, (by.get(change.name) for by in (meaning, unpacked))))
+            for change in changes
+        }
         yield section("By architecture", _table("Code for", rows, {**below, **same}))
     for what, title, said, host in (
         ("Kernel", "Kernels that", _UNPACKED, False),
@@ -120,7 +128,7 @@ def _held(comparison: SizeComparison, unpacked: SizeChange) -> str:
 
 def _stored(sizes: Sizes) -> SizeTotal:
     """What all takes whose functions are known."""
-    read = {(one.library, one.code) for one in sizes.kernels}
+    read = {(kernel.library, kernel.code) for kernel in sizes.kernels}
     rows = (row for row in sizes.rows if row.code and (row.file, row.code) in read)
     return functools.reduce(SizeTotal.plus, rows, SizeTotal())
 
@@ -128,8 +136,8 @@ def _stored(sizes: Sizes) -> SizeTotal:
 def _unpacked(comparison: SizeComparison) -> Mapping[str, str]:
     """Of architectures, `unpacked 4.01 MB → 142 MB`: what of their change is better or worse compression."""
     by_code: dict[str, list[KernelChange]] = {}
-    for one in comparison.functions:
-        by_code.setdefault(one.code, []).append(one)
+    for function in comparison.functions:
+        by_code.setdefault(function.code, []).append(function)
     sums = (sum_of(code, each) for code, each in by_code.items())
     return {one.name: f"unpacked {human_bytes(one.old)} → {human_bytes(one.new)}" for one in sums}
 
@@ -152,7 +160,7 @@ def _both_ways(
 ) -> Iterator[str]:
     """What grew and what shrank, each with its sum: together one would hide the other."""
     for word, sign in (("grew", 1), ("shrank", -1)):
-        if some := [one for one in changes if one.growth * sign > 0]:
+        if some := [change for change in changes if change.growth * sign > 0]:
             heading = f"{title} {word}: {signed(sum(one.growth for one in some))}"
             yield section(heading, said + _table(what, _shown(some, least=least), below))
             said = ""
@@ -160,9 +168,9 @@ def _both_ways(
 
 def _shown(changes: Sequence[SizeChange], *, least: float = 0, rows: int = _ROWS) -> Sequence[SizeChange]:
     """What somebody would look at, smaller changes together, and what did not change together."""
-    changed = [one for one in changes if _changed(one)]
+    changed = [change for change in changes if _changed(change)]
     shown = [one for place, one in enumerate(changed) if place < _LEAST or abs(one.growth) >= least][:rows]
-    rest, same = changed[len(shown) :], [one for one in changes if not _changed(one)]
+    rest, same = changed[len(shown) :], [change for change in changes if not _changed(change)]
     if len(rest) == 1:
         shown, rest = changed, []
     together = ((f"{len(rest)} smaller changes", rest), (f"{len(same)} unchanged", same))
@@ -179,13 +187,13 @@ def _by_name(comparison: SizeComparison, *, host: bool) -> Sequence[tuple[SizeCh
     """Functions of all libraries and architectures together, the largest change first, with what they became for each
     architecture and in each library."""
     by_name: dict[str, list[KernelChange]] = {}
-    for one in comparison.functions:
-        if (one.code == HOST_FUNCTIONS) == host:
-            by_name.setdefault(one.name, []).append(one)
+    for function in comparison.functions:
+        if (function.code == HOST_FUNCTIONS) == host:
+            by_name.setdefault(function.name, []).append(function)
     libraries: dict[str, dict[str, list[KernelChange]]] = {name: {} for name in by_name}
-    for one in comparison.kernels:
-        if one.growth and (one.code == HOST_FUNCTIONS) == host:
-            libraries[one.name].setdefault(one.library, []).append(one)
+    for kernel in comparison.kernels:
+        if kernel.growth and (kernel.code == HOST_FUNCTIONS) == host:
+            libraries[kernel.name].setdefault(kernel.library, []).append(kernel)
     changes = [
         (sum_of(name, each), "; ".join(filter(None, (_counts(each), _by_library(libraries[name])))))
         for name, each in by_name.items()
@@ -252,7 +260,7 @@ def _names(codes: Iterable[str]) -> str:
 
 def _functions(kernels: Sequence[KernelChange]) -> str:
     """`8 → 20 functions`, `8 functions as before`."""
-    return _counted(sum(one.old_functions for one in kernels), sum(one.new_functions for one in kernels))
+    return _counted(sum(kernel.old_functions for kernel in kernels), sum(kernel.new_functions for kernel in kernels))
 
 
 def _counted(were: int, are: int) -> str:
@@ -277,19 +285,19 @@ def _meaning() -> Mapping[str, str]:
 def _table(what: str, changes: Iterable[SizeChange], below: Mapping[str, str] | None = None) -> str:
     """A row for each change, and under it what there is to say of it."""
     rows = []
-    for one in changes:
-        packed = _packed(one) or SizeChange("", 0, 0)
-        relative = share(one).strip(" ()") or (one.verdict if one.growth else "")
+    for change in changes:
+        packed = _packed(change) or SizeChange("", 0, 0)
+        relative = share(change).strip(" ()") or (change.verdict if change.growth else "")
         figures = (
-            (_size(one.old), _size(packed.old)),
-            (_size(one.new), _size(packed.new)),
-            (signed(one.growth), signed(packed.growth) if packed.old or packed.new else ""),
+            (_size(change.old), _size(packed.old)),
+            (_size(change.new), _size(packed.new)),
+            (signed(change.growth), signed(packed.growth) if packed.old or packed.new else ""),
             (relative, ""),
         )
         cells = "".join(f"<td>{size}{f'<small>{more}</small>' if more else ''}</td>" for size, more in figures)
-        more = (below or {}).get(one.name, "")
+        more = (below or {}).get(change.name, "")
         rows.append(
-            f"<tr{' class=has-more' if more else ''}><th scope=row>{breakable(printable(one.name))}</th>{cells}</tr>"
+            f"<tr{' class=has-more' if more else ''}><th scope=row>{breakable(printable(change.name))}</th>{cells}</tr>"
             + (f"<tr class=more><td colspan=5>{escape(printable(more))}</td></tr>" if more else "")
         )
     return table((what, "Before", "After", "Change", "Relative"), rows, name=f"by-{what.lower().replace(' ', '-')}")

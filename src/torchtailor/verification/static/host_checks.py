@@ -66,7 +66,7 @@ def _as_stock(unread: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog,
     if isa is None or not any(facts.name.startswith("torch/") for facts in unread):
         return
     name = f"host code within {isa.name}: official wheel"
-    release = next((one for one in catalog.releases.values() if str(one.version) == torch), None)
+    release = next((release for release in catalog.releases.values() if str(release.version) == torch), None)
     has = feature_table(ElfMachine[isa.arch.upper()]).closure(isa.requires)
     missing = release.missing_for_wheel(isa.arch, has) if release else None
     if release is None or missing is None:

@@ -244,33 +244,33 @@ class Bundler:
             sizes = {
                 posixpath.basename(member.name): member.size for member in archive.files if ".libs/" in member.name
             }
-        for one in answer.libraries:
-            yield BundledLibrary(one.name, one.soname, sizes[one.name], owners[one.name])
+        for library in answer.libraries:
+            yield BundledLibrary(library.name, library.soname, sizes[library.name], owners[library.name])
 
 
 def _warnings(answer: _Answer, owners: Mapping[str, LibraryOwner | None], tag: PlatformTag) -> Iterator[str]:
     if tag.note:
         yield tag.note
-    for one in answer.libraries:
-        owner = owners[one.name]
+    for library in answer.libraries:
+        owner = owners[library.name]
         if owner is None:
             yield (
-                f"{one.soname} belongs to no package of this system, so that its licence is not known: add its text "
-                "before you pass the wheel on."
+                f"{library.soname} belongs to no package of this system, so that its licence is not known: add its "
+                "text before you pass the wheel on."
             )
         elif not owner.texts:
             yield (
-                f"{one.soname} is of {owner.package} {owner.version}, whose licence is not installed here: add its "
+                f"{library.soname} is of {owner.package} {owner.version}, whose licence is not installed here: add its "
                 "text before you pass the wheel on."
             )
         elif owner.copyleft and owner.licence.startswith(REFERS):
             yield (
-                f"{one.soname} ({owner.package} {owner.version}): its licence mentions the GPL and no other by name; "
-                "read it before you pass the wheel on."
+                f"{library.soname} ({owner.package} {owner.version}): its licence mentions the GPL and no other by "
+                "name; read it before you pass the wheel on."
             )
         elif owner.copyleft:
             yield (
-                f"{one.soname} ({owner.package} {owner.version}) is under {owner.licence}: a wheel with it may be "
+                f"{library.soname} ({owner.package} {owner.version}) is under {owner.licence}: a wheel with it may be "
                 "passed on only under that licence."
             )
 
