@@ -57,7 +57,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
-        earlier = size_of_packs(site)
+        earlier = size_of_packs(site, options)
         plan, jobs, skipped = _planned(site, journal.folder, chains, options)
         to_drop = sum(file.size for file in plan.dropped.values())
         progress.begin(str(site), sum(job.size for job in jobs) + to_drop)
@@ -79,7 +79,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
                 changes.settle()
             raise
         changes.settle()
-        packs = size_of_packs(site)
+        packs = size_of_packs(site, options)
         outcome = replace(outcome, packs_size=packs, size_after=outcome.size_after + packs - earlier)
         removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
     return replace(outcome, removed_size=removed)

@@ -96,10 +96,11 @@ def libraries_below(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in sorted(names) if ".so" in name)
 
 
-def size_of_packs(folder: Path) -> int:
-    """Bytes that lie apart in a folder: packs of libraries and modules, and files that were never opened."""
+def size_of_packs(folder: Path, options: Cut) -> int:
+    """Bytes that lie apart in a folder: packs of libraries and modules, and files that were never opened. A cut that
+    makes none does not go through the folder."""
     size = 0
-    for place, _, names in os.walk(folder):
+    for place, _, names in os.walk(folder) if options.packing else ():
         parts = Path(place).relative_to(folder).parts
         if PACK_FOLDER in parts:
             files = parts[parts.index(PACK_FOLDER) + 1 :][1:2] == (UNOPENED_FILES,)
