@@ -44,18 +44,11 @@ from torchtailor.surgery.cut import Cut, HostPages, PackCompression
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
-from torchtailor.surgery.host_pages import (
-    WORTH,
-    WORTH_UNOPENED,
-    NotPagedError,
-    PagePlan,
-    WantedPages,
-    page_keys,
-    write_hot,
-)
+from torchtailor.surgery.host_pages import page_keys, plan_pages, write_hot
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, describe, move_code, pack_name, write_pages
 from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.page_plan import WORTH, WORTH_UNOPENED, NotPagedError, WantedPages
 from torchtailor.surgery.plan import KeptImages, make_plan
 from torchtailor.surgery.proof.host_pages import prove_pages
 from torchtailor.surgery.proof.prove import prove
@@ -387,7 +380,7 @@ class _Tailoring:
         assert self.wanted is not None
         try:
             check_layout(self.elf)
-            plan = PagePlan.of(self.elf, self.wanted)
+            plan = plan_pages(self.elf, self.wanted)
         except NotPagedError as reason:
             return replace(result, not_paged=str(reason))
         status = LibraryStatus.CUT
@@ -399,7 +392,7 @@ class _Tailoring:
         """Cut the file to its touched pages, and write the pack, with what went there before."""
         assert self.wanted is not None
         source = FileSource(fd)
-        plan = PagePlan.of(ElfFile(source), self.wanted)
+        plan = plan_pages(ElfFile(source), self.wanted)
         with staging_folder(folder) as scratch:
             keys = page_keys(plan, source)
             name = pack_name(self.name, self.options, self.moved, keys)

@@ -14,8 +14,9 @@ from torchtailor.core.disk import staging_folder
 from torchtailor.core.version import __version__
 from torchtailor.surgery.cut import Cut, PackCompression
 from torchtailor.surgery.files import FileSource
-from torchtailor.surgery.host_pages import PagePlan, cold_blocks, segment_bytes
+from torchtailor.surgery.host_pages import cold_blocks, segment_bytes
 from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.page_plan import PagePlan
 from torchtailor.surgery.plan import KeptImages
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
