@@ -424,7 +424,8 @@ def read_index(data: bytes) -> IndexTable:
     """What is in an index: nothing where it is damaged, or this Python cannot use it."""
     if data[:12] != INDEX_MAGIC + MAGIC_NUMBER or sys.flags.optimize:
         return "", {}, {}
-    if _imp.source_hash(INDEX_KEY, _table(data)) != data[20:_TABLE]:
+    table = _table(data)
+    if len(table) != _size(data) or _imp.source_hash(INDEX_KEY, table) != data[20:_TABLE]:
         return "", {}, {}
     return read_table(data)
 
@@ -435,8 +436,12 @@ def read_table(data: bytes) -> IndexTable:
     return table
 
 
+def _size(data: bytes) -> int:
+    return int.from_bytes(data[12:20], "little")
+
+
 def _table(data: bytes) -> bytes:
-    return data[_TABLE : _TABLE + int.from_bytes(data[12:20], "little")]
+    return data[_TABLE : _TABLE + _size(data)]
 
 
 def write_index(

@@ -389,6 +389,11 @@ def test_a_damaged_table_has_no_modules(modules: list[tuple[str, str, bytes, int
     assert read_index(whole[:at]) == ("", {}, {})
 
 
+def test_a_table_that_says_it_is_longer_is_damaged() -> None:
+    whole = write_index([("0", "", b"", 0, b"")], {})
+    assert read_index(whole)[2] and read_index(whole[:13] + b"\1" + whole[14:]) == ("", {}, {})
+
+
 def test_there_is_one_finder(site: Path) -> None:
     program = (
         "site.addsitedir(sys.argv[1])\nprint([type(one).__name__ for one in sys.meta_path].count('IndexedModules'))"
