@@ -121,5 +121,7 @@ def _print_log(log: Diagnosis) -> None:
     if log.others:
         also = ", ".join(f"{other.failure} (line {other.line})" for other in log.others)
         console.print(f"\nAlso found, later or less certain: {also}.", markup=False)
+    if log.finding is not None and log.end is not None and log.end.number > log.finding.line:
+        console.print(f"The log ends with another error, which is not known: {log.end.text[:300]}", markup=False)
     if log.percent is not None:
         console.print(f"The build had reached {log.percent:.0f} %.", markup=False)

@@ -21,6 +21,7 @@ from tests import machines
 from torchtailor.cli import main
 from torchtailor.core.errors import ExitCode
 from torchtailor.core.tables import read_table
+from torchtailor.verification.doctor.examine import explain_log
 from torchtailor.verification.failures import Diagnosis, diagnose, load_failures
 from torchtailor.verification.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
 from torchtailor.verification.failures.log import MAX_LINE, blocks, percent
@@ -115,6 +116,70 @@ def test_a_certain_cause_beats_a_likely_one_before_it() -> None:
     assert found.finding
     assert found.finding.failure == "disk-full"
     assert [other.failure for other in found.others] == ["missing-header"]
+
+
+UNKNOWN_END = (
+    'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nValueError: n must be 1 or more\n'
+)
+WARNED = [
+    "WARNING 04-01 10:00:00 [cuda.py:200] flash_attn is not installed. Using XFormers backend.",
+    "(Worker pid=7) INFO 04-01 10:00:00 [cuda.py:200] flash_attn is not installed.",
+    "/env/cextension.py:34: UserWarning: The installed version of bitsandbytes was compiled without GPU support.",
+    "2025-04-01 10:00:00,123 - WARNING - flash_attn is not installed.",
+]
+
+
+@pytest.mark.parametrize("warning", WARNED)
+def test_a_warning_is_no_cause_of_an_unknown_exception_after_it(warning: str) -> None:
+    found = read(f"{warning}\n{UNKNOWN_END}")
+    assert found.finding is None
+    assert len(found.others) == 1
+    assert found.end
+    assert found.end.text.startswith("ValueError")
+    assert read(warning).finding  # alone it is what was asked
+
+
+def test_a_warning_comes_after_what_ended_the_program() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    found = read(f"{WARNED[0]}\n{oom}\n")
+    assert found.finding
+    assert found.finding.failure == "gpu-out-of-memory"
+    assert [other.failure for other in found.other_causes] == ["flash-attention-missing"]
+    assert found.end is None
+
+
+def test_an_unknown_end_is_said_beside_an_earlier_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    log = f"ModuleNotFoundError: No module named 'triton'\n{UNKNOWN_END}"
+    found = read(log)
+    assert found.finding
+    assert found.finding.failure == "triton-missing"
+    assert main(["doctor", log, "--no-run"]) == ExitCode.CHECK_FAILED
+    assert "ends with another error, which is not known: ValueError: n must" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_two_causes_are_both_said_and_no_symptom_beside_them() -> None:
+    found = read(
+        (LOGS / "missing-header.log").read_text() + (LOGS / "disk-full.log").read_text() + "nccl: ncclSystemError\n"
+    )
+    report = explain_log(found)
+    assert report
+    assert [problem.kind for problem in report.problems] == ["disk-full", "missing-header"]
+    assert "nccl" in {other.failure for other in found.others}
+
+
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        ("ValueError: FP8 requires compute capability 8.9 or newer, this GPU has 7.5", "gpu-too-old"),
+        ("ValueError: DeepGEMM requires compute capability 9.0 or 10.0, but got 12.0", "instruction-of-another-gpu"),
+    ],
+)
+def test_a_message_that_contradicts_a_rule_is_not_answered_by_it(line: str, failure: str) -> None:
+    found = read(line)
+    assert found.finding
+    assert found.finding.failure == failure
 
 
 def test_a_symptom_yields_to_the_cause_above_it() -> None:

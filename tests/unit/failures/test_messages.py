@@ -53,6 +53,7 @@ NOT_TO_BE_TOLD = {
     "deepspeedai/DeepSpeed#4889",
     "AUTOMATIC1111/stable-diffusion-webui#783",
     "open-mmlab/mmcv#1393",
+    "OpenRLHF/OpenRLHF#187",  # it names three causes
 }  # do not say it
 
 

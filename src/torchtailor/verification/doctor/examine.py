@@ -111,7 +111,7 @@ def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
     left = []
     if environment.seen is not None and not symptoms:
-        line = environment.seen.first_error or environment.seen.last_line
+        line = environment.seen.end or environment.seen.first_error or environment.seen.last_line
         left = [line.text.strip()[:300]] if line else []
     healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))
     machine, torch = _machine(environment.host), _torch(environment)
@@ -128,7 +128,9 @@ def explain_log(seen: Diagnosis) -> DoctorReport | None:
     found = seen.finding
     if found is None or not seen.known or found.table is FailureTable.RUNTIME:
         return None
-    return DoctorReport("", "", (Problem(found.failure, found.cause, (Fix(found.fix),), found.text),), (), log=seen)
+    causes = (one for one in (found, *seen.other_causes) if one.table is not FailureTable.RUNTIME)
+    problems = tuple(Problem(one.failure, one.cause, (Fix(one.fix),), one.text) for one in causes)
+    return DoctorReport("", "", problems, (), log=seen)
 
 
 class _Examination:

@@ -48,8 +48,10 @@ class Symptom:
 
 def read_symptoms(diagnosis: Diagnosis | None) -> tuple[Symptom, ...]:
     """What a message says of a torch that does not run, the cause first."""
-    found = (diagnosis.finding, *diagnosis.others) if diagnosis is not None else ()
-    return tuple(_symptom(failure) for failure in found if failure and failure.table is FailureTable.RUNTIME)
+    if diagnosis is None or diagnosis.finding is None:
+        return ()
+    found = (diagnosis.finding, *diagnosis.other_causes)
+    return tuple(_symptom(failure) for failure in found if failure.table is FailureTable.RUNTIME)
 
 
 def _symptom(found: FoundFailure) -> Symptom:

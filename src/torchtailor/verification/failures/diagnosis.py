@@ -2,7 +2,8 @@
 
 The last line of a failed build says that it failed, not why. So every line is looked at once, in order: known failures
 are noted where they are, tools' own summaries ("ninja: build stopped", "subcommand failed") never count, and of the
-failures found the one of the lowest rank that comes first is the cause.
+failures found the one of the lowest rank that comes first is the cause. What a program says in passing (a warning)
+comes after what ended it, and is no cause where the log ends with another exception.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from torchtailor.verification.failures.known import (
     with_toolkits,
 )
 from torchtailor.verification.failures.literals import Literals
-from torchtailor.verification.failures.log import MAX_LINE, LogLine, blocks, clean, last_percent
+from torchtailor.verification.failures.log import MAX_LINE, LogLine, blocks, clean, in_passing, last_percent
 
 _log = logging.getLogger(__name__)
 CONTEXT_BEFORE, CONTEXT_AFTER = 4, 6
 _TEXT_SHOWN = 500
-_REMARK = 4  # the rank of what builds that succeed print too
+_SYMPTOM, _REMARK = 3, 4  # ranks of what has a cause elsewhere, and of what builds that succeed print too
+_EXCEPTIONS = (b"Error: ", b"Exception: ")  # of the patterns of errors, those of Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,18 @@ class Diagnosis:
     last_line: LogLine | None
     percent: float | None
     lines: int
+    end: LogLine | None = None  # the last exception of the log, where it is not known and no known failure follows
 
     @property
     def known(self) -> bool:
         """Whether the cause is known; what builds that succeed print too is none."""
         return self.finding is not None and self.finding.rank < _REMARK
+
+    @property
+    def other_causes(self) -> tuple[FoundFailure, ...]:
+        """What else may be a cause: no symptom beside a cause, and no remark."""
+        below = _SYMPTOM if self.finding and self.finding.rank < _SYMPTOM else _REMARK
+        return tuple(other for other in self.others if other.rank < below)
 
     @property
     def clean(self) -> bool:
@@ -103,11 +112,17 @@ class _Hit:
     pattern: Pattern
     line: LogLine
     names: dict[str, str]
+    passing: bool = False  # said in passing: a warning, after which the program went on
     context: list[LogLine] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
         return self.pattern.rank
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """The cause comes first: what is surest, what ended the program, what was said first."""
+        return (max(self.rank, _SYMPTOM) if self.passing else self.rank, self.passing, self.line.number)
 
     def found(self) -> FoundFailure:
         after = [line.text for line in self.context if line.number > self.line.number]
@@ -150,6 +165,7 @@ class _Reading:
         self._patterns, self._literals = _looked_for(table)
         self._every = every
         self._first: LogLine | None = None
+        self._end: LogLine | None = None  # the last exception, until a known failure follows
         self._first_context: list[LogLine] = []
         self._open: list[tuple[int, list[LogLine]]] = []  # contexts that take more lines, with their last line
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT_BEFORE)
@@ -170,7 +186,7 @@ class _Reading:
             if self._open:
                 self._continue(raw)
             if here := [pair for pair in present if pair[1].literal in raw]:
-                self._examine(LogLine(self._number, clean(raw)), here)
+                self._examine(LogLine(self._number, clean(raw)), here, passing=in_passing(raw))
             self._recent.append((self._number, raw))
         reached = last_percent(rows)
         self._percent = self._percent if reached is None else reached
@@ -181,19 +197,23 @@ class _Reading:
             context.append(line)
         self._open = [(last, context) for last, context in self._open if last > self._number]
 
-    def _examine(self, line: LogLine, patterns: Patterns) -> None:
+    def _examine(self, line: LogLine, patterns: Patterns, *, passing: bool) -> None:
         hit: _Hit | None = None
         is_error = False
         for failure, pattern in patterns:
-            if failure is None and (is_error or self._first):
-                break
+            if failure is None and (is_error or (self._first and pattern.literal not in _EXCEPTIONS)):
+                continue
             if match := pattern.search(line.text):
                 is_error = pattern.rank < _REMARK and (
                     failure is not None or not any(row.search(line.text) for row in summary_patterns())
                 )
                 if failure is not None:
-                    hit = _Hit(failure, pattern, line, names_of(match))
+                    hit = _Hit(failure, pattern, line, names_of(match), passing)
                     break
+                if is_error and not passing and pattern.literal in _EXCEPTIONS:
+                    self._end = line
+        if is_error and hit is not None and not passing:
+            self._end = None
         first = is_error and self._first is None
         if hit is not None and not (self._every or self._is_news(hit)):
             hit = None
@@ -209,13 +229,15 @@ class _Reading:
 
     def _is_news(self, hit: _Hit) -> bool:
         """Whether the failure was not found before, or not as certainly."""
-        return all(hit.failure is not other.failure or hit.rank < other.rank for other in self.hits)
+        return all(hit.failure is not other.failure or hit.order[:2] < other.order[:2] for other in self.hits)
 
     def diagnosis(self) -> Diagnosis:
-        chosen = min(self.hits, key=lambda hit: (hit.rank, hit.line.number), default=None)
+        chosen = min(self.hits, key=lambda hit: hit.order, default=None)
+        if chosen is not None and chosen.passing and self._end is not None and self._end.number > chosen.line.number:
+            chosen = None
         for hit in self.hits:
             _log.info("line %d shows %s%s", hit.line.number, hit.failure.id, ", the cause" if hit is chosen else "")
-        others = {hit.failure.id: hit for hit in reversed(self.hits) if chosen and hit.failure is not chosen.failure}
+        others = {hit.failure.id: hit for hit in reversed(self.hits) if not chosen or hit.failure is not chosen.failure}
         recent = [LogLine(number, clean(raw)) for number, raw in self._recent]
         return Diagnosis(
             finding=chosen.found() if chosen else None,
@@ -225,4 +247,5 @@ class _Reading:
             last_line=next((line for line in reversed(recent) if line.text.strip()), None),
             percent=self._percent,
             lines=self._number,
+            end=self._end,
         )

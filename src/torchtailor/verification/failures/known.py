@@ -16,6 +16,7 @@ import msgspec
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import load_catalog
+from torchtailor.catalog.schema import Dotted
 from torchtailor.core.tables import read_table
 
 # A placeholder in a text whose name was not in the message.
@@ -61,7 +62,16 @@ class Pattern:
         return tuple(map(_compiled, self.following))
 
     def search(self, line: str) -> re.Match[str] | None:
-        return self.regex.search(line)
+        """The match in a line; none where the line itself says that what is needed is there (`need`, `have`)."""
+        match = self.regex.search(line)
+        if (
+            match
+            and "need" in self.regex.groupindex
+            and match["need"]
+            and Dotted(match["have"]) >= Dotted(match["need"])
+        ):
+            return None
+        return match
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,12 @@ _PREFIX = re.compile(
     r"|(?:\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) ?)?(?:ERROR|WARNING|INFO) \d\d-\d\d [\d:]{8} [^\]]{1,80}\] ?"
     r"|\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) "
 )
+# A line that its program marks as a warning or less; pip's (`WARNING: `) say why it ends.
+_PASSING = re.compile(
+    rb"(?:\(\w{1,40} [\w =]{0,40}pid=\d{1,9}\) ?)?\[?(?:WARNING|WARN|INFO|DEBUG)\b(?!: )"
+    rb"|[^'\"]{0,300}\b(?:User|Future|Deprecation|Runtime|Import|Resource)?Warning: "
+    rb"|\d{4}-\d\d-\d\d[T ][\d:.,]{1,30}Z? (?:\S{1,80} )?-? ?\[?(?:WARNING|WARN|INFO|DEBUG)\b"
+)
 _NINJA = re.compile(r"\[(\d{1,9})/(\d{1,9})\]")
 _MAKE = re.compile(r"\[\s{0,3}(\d{1,3})%\]")
 
@@ -38,6 +44,11 @@ def clean(raw: bytes) -> str:
     text = raw[:MAX_LINE].decode("utf-8", "replace")
     prefix = _PREFIX.match(text)
     return text[prefix.end() :] if prefix else text
+
+
+def in_passing(raw: bytes) -> bool:
+    """Whether a program said this and went on."""
+    return _PASSING.match(raw) is not None
 
 
 def blocks(stream: IO[bytes]) -> Iterator[bytes]:
