@@ -1,34 +1,78 @@
-"""Where the wall-clock time of `tailor` of a folder goes: what one process does alone, and the jobs that all wait for.
+"""Where the time of `tailor` of a folder goes: what one process does alone, the jobs that all wait for, and the
+processor time of each part of all jobs together.
 
 Run: python3 tools/gpu/phases.py TREE NEW_FOLDER [GPU]
 """
 
 from __future__ import annotations
 
-import os
+import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 START = time.perf_counter()
 
+from torchtailor.surgery import library as surgery  # noqa: E402
+from torchtailor.surgery.opened import OpenLibrary  # noqa: E402
+from torchtailor.surgery.proof import prove as proof  # noqa: E402
 from torchtailor.tailoring import folder as stage  # noqa: E402
 from torchtailor.tailoring.choices import cut_for  # noqa: E402
 
-_ALONE = ("find_installed", "owners_by_file", "run_all", "_put_hooks", "_put_stand_ins", "_update_records")
+_ALONE = ("find_installed", "owners_by_file", "run_all", "_whole_where_wanted", "_update_records", "replace_folder")
 _SHOWN = 12
+
+
+# of each library; a part that is in another one counts there too
+_PARTS: dict[str, tuple[object, str]] = {
+    "copying libraries": (stage, "copy_file"),
+    "reading (stock, and output in the proof)": (OpenLibrary, "read"),
+    "hashes of files": (surgery, "hash_file"),
+    "hash of instructions": (surgery, "instructions_sha256"),
+    "plan": (surgery, "make_plan"),
+    "layout": (surgery, "prepare"),
+    "writing": (surgery, "write"),
+    "proof": (surgery, "prove"),
+    "of the proof: images": (proof, "check_images"),
+    "of the proof: pointers": (proof, "check_pointers"),
+    "of the proof: loaded bytes": (proof, "check_loaded_bytes"),
+}
+
+
+class Row(NamedTuple):
+    """What something took, and whether it is a job, a part of one, or done while nothing else is."""
+
+    begin: float
+    wall: float
+    user: float
+    system: float
+    kind: str
+    name: str
+
+    @classmethod
+    def parse(cls, line: str) -> Row:
+        begin, wall, user, system, kind, name = line.split("\t")
+        return cls(float(begin), float(wall), float(user), float(system), kind, name)
+
+
+def spent() -> tuple[float, float]:
+    """User and system time of this thread."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_utime, usage.ru_stime
 
 
 def timed(log: Path, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*values: Any, **options: Any) -> Any:
-        begin, spent = time.perf_counter(), time.thread_time()
+        begin, (user, system) = time.perf_counter(), spent()
         result = function(*values, **options)
-        what = getattr(values[0], "name", name) if name == "job" else name
-        row = (begin - START, time.perf_counter() - begin, time.thread_time() - spent, os.getpid(), what)
+        what = getattr(values[0], "name", "files") if name == "job" else name
+        after = spent()
+        kind = "part" if name in _PARTS else "job" if name == "job" else "alone"
+        row = (begin - START, time.perf_counter() - begin, after[0] - user, after[1] - system, kind, what)
         with log.open("a") as file:
             file.write("\t".join(map(str, row)) + "\n")
         return result
@@ -47,25 +91,32 @@ def main() -> None:
         "listing": (stage._Listing, "of"),
         "folders": (stage._Copy, "__init__"),
         **{name: (stage, name) for name in _ALONE},
+        **_PARTS,
     }
     for label, (owner, name) in owners.items():
         setattr(owner, name, timed(log, label, getattr(owner, name)))
     stage.tailor_folder(tree, output, options)
     print(f"all: {time.perf_counter() - START:.2f} s")
-    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    rows = [Row.parse(line) for line in log.read_text().splitlines()]
     log.unlink()
     shutil.rmtree(output)
-    own, jobs = [row for row in rows if int(row[3]) == os.getpid()], [row for row in rows if int(row[3]) != os.getpid()]
-    last = sorted(jobs, key=lambda row: float(row[0]) + float(row[1]))[-_SHOWN:]
-    longest = sorted(jobs, key=lambda row: -float(row[1]))[:_SHOWN]
+    own, jobs, parts = ([row for row in rows if row.kind == kind] for kind in ("alone", "job", "part"))
+    last = sorted(jobs, key=lambda row: row.begin + row.wall)[-_SHOWN:]
+    longest = sorted(jobs, key=lambda row: -row.wall)[:_SHOWN]
     for title, chosen in (
         ("alone", own),
         (f"the longest of {len(jobs)} jobs", longest),
         ("those that ended last", last),
     ):
-        print(f"{title}:\n  begin    wall  thread")
-        for begin, wall, thread, _, name in chosen:
-            print(f"  {float(begin):5.2f}  {float(wall):6.2f}  {float(thread):6.2f}  {name}")
+        print(f"{title}:\n  begin    wall    user  system")
+        for begin, wall, user, system, _, name in chosen:
+            print(f"  {begin:5.2f}  {wall:6.2f}  {user:6.2f}  {system:6.2f}  {name}")
+    print("parts of all jobs:\n    user  system")
+    for part, among in (("files", jobs), *((part, parts) for part in _PARTS)):
+        user, system = (sum(getattr(row, what) for row in among if row.name == part) for what in ("user", "system"))
+        print(f"  {user:6.2f}  {system:6.2f}  {part}")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"  {usage.ru_utime:6.2f}  {usage.ru_stime:6.2f}  all processes but the first")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Recompression:
 
 def recompress_images(stock: StockPayloads, keep: KeptImages, options: Cut) -> Recompression:
     """Recompress the images that get smaller."""
-    images = [image for kept in keep.values() for image in kept if _worth_a_try(image)]
+    images = [image for kept in keep.values() for image in kept if worth_a_try(image)]
     cache = ImageCache(options.image_cache_folder)
     keys = [stock.key(image, options.level) for image in images]
     stored: dict[bytes, StoredPayload] = {}
@@ -71,7 +71,7 @@ def recompress_images(stock: StockPayloads, keep: KeptImages, options: Cut) -> R
     return Recompression(new, proven, Recompressed(len(new), before, after, options.level, cached))
 
 
-def _worth_a_try(image: Image) -> bool:
+def worth_a_try(image: Image) -> bool:
     stored = image.compression in (Compression.NONE, Compression.LZ4)
     in_entry = not (image.bare or image.scrambled)
     return stored and image.kind in _KINDS and in_entry and image.payload_size >= _SMALLEST
