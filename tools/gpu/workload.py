@@ -3,8 +3,8 @@
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
 Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
-pages, which needs stock and record; pages_run, pages_load, pages_suite, which need what it made; suite_nopack, miss,
-late, which need stock, record and cut;
+pages, which needs stock and record; pages_run, pages_load, pages_suite, ready, which need what it made; suite_nopack,
+miss, late, which need stock, record and cut;
 graphs, eager, for what was made of cut and split; split, split_run, split_suite, split_nopack, which need stock (and
 split).
 PROGRAMS names the programs to record, and TREES the trees to make, where not all are wanted.
@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rewheel import rewheel_all  # beside this file
@@ -281,6 +282,47 @@ def pages_run() -> None:
             result, said, _ = program("cnn", tree)
             lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
             say(f"cnn on {tree} without packs: {result}; {lines[:1]}")
+
+
+def ready() -> None:
+    """Seconds from the start of a process to the decoder's first token, with nothing in the page cache: stock and the
+    trees of `pages`, in turn."""
+    trees = [tree for tree in ("stock", *PAGED) if (WORK / tree).is_dir()]
+    results = {first_token(tree)[0] for tree in trees}  # Python compiles what has no bytecode
+    cold: dict[str, list[tuple[float, float]]] = {tree: [] for tree in trees}
+    for _ in range(5):
+        for tree, row in cold.items():
+            how = empty_page_cache(tree)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+            result, seconds = first_token(tree)
+            results.add(result)
+            row.append((seconds, (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before) * 512 / 1e6))
+    for tree, row in cold.items():
+        seconds, read = (statistics.median(column) for column in zip(*row, strict=True))
+        every, warm = " ".join(f"{one:.2f}" for one, _ in row), [first_token(tree)[1] for _ in range(3)]
+        say(f"{tree}: first token after {seconds:.2f} s ({every}), {read:.0f} MB read; warm {min(warm):.2f} s")
+    say(f"page cache emptied by {how}; results {'identical' if len(results) == 1 else f'DIFFERENT: {results}'}")
+
+
+def first_token(tree: str) -> tuple[str, float]:
+    """The decoder's result, and the seconds from its start to its first token."""
+    command, environment = [interpreter(tree), str(PROGRAMS / "decoder.py")], {**os.environ, "BEGAN": repr(time.time())}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    match = re.search(r"result (\w+) first ([\d.]+)", done.stdout)
+    if not match:
+        raise RuntimeError(f"{tree}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    return match[1], float(match[2])
+
+
+def empty_page_cache(tree: str) -> str:
+    os.sync()
+    with suppress(OSError):  # in a container
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        return "drop_caches"
+    for path in (path for folder in (WORK / tree, site_packages()) for path in files_of(folder)):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return "posix_fadvise"
 
 
 LOAD = """
