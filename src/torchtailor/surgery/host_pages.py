@@ -256,7 +256,7 @@ class _Writing:
         if frame.spare:
             room = next(s for s in elf.segments if s.type == SegmentType.DYNAMIC)
             dynamic_at, size = room.address, room.file_size
-            last = next(index for index, piece in enumerate(pieces) if piece.segment is frame.spare[0])
+            last = max(index for index, piece in enumerate(pieces) if piece.segment is frame.spare[0])
             pieces[last] = replace(pieces[last], memory_size=frame.slot_at + _WORD - pieces[last].address)
         else:
             dynamic_at, size = frame.writable_at + 2 * _WORD, (frame.entries + 1) * DYNAMIC_ENTRY.size
@@ -397,7 +397,7 @@ def _joined(elf: ElfFile, pieces: Sequence[SegmentPiece], page: int) -> Iterator
     for piece in sorted(pieces, key=lambda piece: piece.address):
         start, stored = piece.address // page * page, align_up(piece.end, page)
         own = [Span(start, stored)]
-        if not piece.segment.flags & _WRITE:
+        if not piece.segment.flags & _WRITE or is_cold(piece):
             end = 0
             continue
         small = 0 < piece.file_size <= _SMALL and subtract(own, relro) == own

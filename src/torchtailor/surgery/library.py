@@ -200,7 +200,8 @@ class _Tailoring:
         apart = every and options.pack_compress is not PackCompression.NONE
         worth = WORTH_UNOPENED if unopened else WORTH
         name = pack_name(self.name, options, None, ())
-        rest = options.gap, options.debuggable, self.place.hook, name, apart, worth
+        gpu = frozenset(found.section for found in self.code.containers)
+        rest = options.gap, options.debuggable, self.place.hook, name, apart, worth, gpu
         wanted = WantedPages(touched, identity, every, *rest)
         return wanted if touched or unopened else None
 

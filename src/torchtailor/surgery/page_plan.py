@@ -4,7 +4,9 @@ Addresses stay. Each segment that is not writable becomes a row of pieces: touch
 others ("cold") with none. The loader maps only what it reads itself; the rest of a segment is one program header
 without bytes and without access, which says whose the addresses are: each piece would cost every start a system call or
 two, and all who look through program headers their time. The hook maps the pack over the segments; without a raw one,
-the hot pieces from the file. `host_pages.py` writes both.
+the hot pieces from the file. Of segments that can be written to, long runs leave that were not touched, in which the
+dynamic linker changes nothing and there is no GPU code: the pack is mapped over these runs alone. What is written of
+it all, `host_pages.py` says.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, replace
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import (
     PROGRAM_HEADER,
+    RELA,
     SYMBOL,
     DynamicTag,
     ElfMachine,
@@ -24,7 +27,7 @@ from torchtailor.code.binary.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.code.binary.symbols import needed_libraries
+from torchtailor.code.binary.symbols import dynamic_symbols, needed_libraries
 from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import SegmentPiece, Span, align_up, merge, page_size, subtract
@@ -41,10 +44,12 @@ _ALWAYS = (".note", ".gnu.hash", ".hash", ".gnu.version", ".rel", ".init", ".fin
 _EXECUTE, _WRITE, _READ = 1, 2, 4
 _TEXTREL, _FLAGS = 22, 30
 _TEXTREL_FLAG = 4
+_POINTERS = 16  # bytes: what a relocation changes at most
 _LITTLE = 64 << 10  # bytes: for less, data has no mapping of its own
 # bytes: a hole between two segments that the pack maps as zeros, or a segment without cold runs beside one with some;
 # each saves mappings
 _COVERED = 16 << 20
+_WRITABLE_RUN = 1 << 20  # bytes: for less, what can be written to has no mappings of its own
 
 
 class NotPagedError(Exception):
@@ -57,13 +62,14 @@ class WantedPages:
 
     touched: tuple[tuple[int, int], ...]  # addresses, as (start, end)
     identity: str
-    data: bool  # read-only data that was not touched leaves the file, too
+    data: bool  # data that was not touched leaves the file, too
     gap: int  # smaller runs of cold pages stay
     unwind: bool  # all unwind tables stay, for debuggers
     place: str = ""  # the folder of pack and hook, from the library's
     pack: str = ""  # a name as long as that of its pack
     apart: bool = False  # data that is needed at load is apart from code in the pack, which unpacks it when it is run
     worth: int = WORTH  # for less it is not changed
+    gpu: frozenset[str] = frozenset()  # the sections with GPU code, which readers look for in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,8 @@ class PagePlan:
     @property
     def left(self) -> int:
         """Bytes of segments without write access that stay."""
-        return sum(load.file_size for load in self.loads if not load.flags & _WRITE) - self.saved
+        writable = sum(cover.size for load, cover in self.segments if load.flags & _WRITE)  # all of it is cold
+        return sum(load.file_size for load in self.loads if not load.flags & _WRITE) - self.saved + writable
 
     @property
     def runs(self) -> int:
@@ -169,6 +176,11 @@ class PagePlan:
                 inside = within(runs, part)
                 cold += inside
                 segments += [(group[first], part)] if inside else []
+        for load, run in _writable_runs(elf, loads, wanted, hot, page):
+            cold.append(run)
+            segments.append((load, run))
+        cold.sort()
+        segments.sort(key=lambda row: row[1])
         places = tuple(segments), tuple(cold), tuple(gone), tuple(fixed)
         plan = cls(elf, loads, page, tables, tuple(stale), *places, wanted, behind)
         if plan.saved < wanted.worth:
@@ -202,7 +214,8 @@ class PagePlan:
                     pieces.append(SegmentPiece(load, span.start, 0, span.size, self.page))
                     continue
                 start, last = max(span.start, load.address), min(span.end, end)
-                pieces.append(SegmentPiece(load, start, last - start, last - start, alignment))
+                zeros = load.memory_end - load.address - load.file_size if last == load.address + load.file_size else 0
+                pieces.append(SegmentPiece(load, start, last - start, last - start + zeros, alignment))
         return pieces
 
     def mapped(self, pieces: Sequence[SegmentPiece]) -> list[SegmentPiece]:
@@ -223,6 +236,9 @@ class PagePlan:
         return loads
 
     def flags(self, load: Segment, cover: Span) -> SegmentFlag:
+        if load.flags & _WRITE:
+            writes = 0 if any(within([cover], span) for span in _protected(self.elf)) else _WRITE
+            return SegmentFlag(_READ | writes) | SegmentFlag.AT_LOAD
         flags = SegmentFlag(load.flags & (_READ | _EXECUTE))
         holds_data = bool(within(_data(self.elf, self.page), cover))
         return flags | SegmentFlag.AT_LOAD if self.wanted.data and holds_data else flags
@@ -231,7 +247,8 @@ class PagePlan:
         """The same, with the small holes beside what the pack covers, as these are mappings too: first those beside
         data."""
         spans = {cover: cover for _, cover in self.segments}
-        for load, cover in sorted(self.segments, key=lambda row: row[0].flags & _EXECUTE):
+        read_only = [row for row in self.segments if not row[0].flags & _WRITE]
+        for _, cover in sorted(read_only, key=lambda row: row[0].flags & _EXECUTE):
             taken = merge([added, *spans.values(), *(whole(load, self.page) for load in self.loads)])
             below, above = max(cover.start - _COVERED, 0), cover.end + _COVERED
             start = next((s.start for s in subtract([Span(below, cover.start)], taken) if s.end == cover.start), below)
@@ -353,6 +370,49 @@ def _fixed(elf: ElfFile, tables: LinkerTables, wanted: WantedPages, page: int) -
         if s.memory_size and s.type in (SegmentType.NOTE, SegmentType.TLS, SegmentType.DYNAMIC)
     ]
     return _pages(spans, page)
+
+
+def _protected(elf: ElfFile) -> list[Span]:
+    """What nobody can write to any more once the library is relocated."""
+    return [Span(s.address, s.memory_end) for s in elf.segments if s.type == SegmentType.GNU_RELRO]
+
+
+def _writable_runs(
+    elf: ElfFile, loads: Sequence[Segment], wanted: WantedPages, hot: Sequence[Span], page: int
+) -> Iterator[tuple[Segment, Span]]:
+    """The runs of cold pages in segments that can be written to. Traces of older versions name no pages of these; of a
+    library that was never loaded, none were touched."""
+    writable = [load for load in loads if load.flags & _WRITE and load.file_size]
+    inner = [Span(align_up(s.address, page), (s.address + s.file_size - 1) // page * page) for s in writable]
+    touched = [Span(*run) for run in wanted.touched]
+    known = not touched or any(within(touched, whole(load, page)) for load in writable)
+    if not wanted.data or not known:
+        return
+    gpu = [Span(s.address, s.memory_end) for s in elf.sections if s.name in wanted.gpu]
+    # a program that was linked with the library may have copies of its variables made before the hook can be called
+    shared = [Span(s.value, s.value + s.size) for s in dynamic_symbols(elf) if s.is_data and not s.undefined]
+    kept = merge([*hot, *_pages([*gpu, *shared], page)])
+    protected = _protected(elf)
+    around = merge(Span(s.start // page * page, align_up(s.end, page)) for s in protected)
+    inside = [Span(align_up(s.start, page), s.end // page * page) for s in protected]
+    for load, span in zip(writable, inner, strict=True):
+        free = subtract([span] if span.size > 0 else [], kept)
+        for run in (run for run in free if run.size >= _WRITABLE_RUN):
+            changed = _pages((Span(at, at + _POINTERS) for at in _relocated(elf, run)), page)
+            left = subtract([run], changed)
+            for part in sorted([*subtract(left, around), *(one for s in inside for one in within(left, s))]):
+                if part.size >= _WRITABLE_RUN:
+                    yield load, part
+
+
+def _relocated(elf: ElfFile, run: Span) -> Iterator[int]:
+    """The addresses in a run, and right before it, that the dynamic linker changes."""
+    start = run.start - _POINTERS
+    yield from map(elf.rela.places.__getitem__, elf.rela.placed_in(start, run.end))
+    yield from (place for place in elf.relr if start < place < run.end)
+    calls = elf.dynamic_value(DynamicTag.JMPREL)
+    for section in (s for s in elf.sections if s.allocated and s.in_file and s.address == calls):
+        yield from (place for place, _, _ in RELA.iter_unpack(elf.content(section)) if start < place < run.end)
 
 
 def _data(elf: ElfFile, page: int) -> list[Span]:

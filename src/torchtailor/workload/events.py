@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
@@ -47,7 +47,7 @@ _NO_EVENT = "a line that is no event"
 
 @dataclass
 class MappedPages:
-    """Memory that a process could not write to: of which file, and what of it was touched."""
+    """Memory of a process: of which file, and what of it was touched."""
 
     start: int
     end: int
@@ -88,13 +88,12 @@ class ProcessMemory:
             if mapping.path.startswith("/") and not mapping.offset
         )
 
-    def touched(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What was touched between two addresses, as (first page, count) from the first one on; of a library that was
-        cut also what was mapped from its pack."""
+    def between(self, start: int, end: int) -> Iterator[MappedPages]:
+        """What was mapped between two addresses; of a library that was cut also what was mapped from its pack."""
         for mapping in self.mappings[bisect_left(self.mappings, start, key=attrgetter("start")) :]:
             if mapping.end > end:
                 return
-            yield from (((mapping.start - start) // PAGE + first, count) for first, count in mapping.touched)
+            yield mapping
 
 
 @dataclass
@@ -291,25 +290,37 @@ def _is_elf(path: Path) -> bool:
 
 
 def _pages(elf: ElfFile, mapped: Iterable[tuple[ProcessMemory, int]]) -> tuple[tuple[int, int], ...]:
-    """The pages of a library that processes touched, of segments that are not written to, by its own addresses."""
-    lowest = min((load.address for load in elf.loads), default=0) // PAGE * PAGE
+    """The pages of a library that processes touched, by its own addresses. What can be written to and is mapped from no
+    file counts as touched: that of a library which was cut."""
+    lowest = min((load.address for load in elf.loads), default=0) // PAGE
     highest = max((load.address + load.memory_size for load in elf.loads), default=0)
-    touched = (
-        (first + lowest // PAGE, count)
-        for memory, start in mapped
-        for first, count in memory.touched(start, start + highest - lowest + PAGE - 1)
-    )
-    ranges = [
-        (load.address // PAGE, -(-(load.address + load.memory_size) // PAGE))
-        for load in elf.loads
-        if not load.flags & _WRITE
-    ]
+    ranges = [(load.address // PAGE, -(-(load.address + load.file_size) // PAGE)) for load in elf.loads]
+    writable = [span for span, load in zip(ranges, elf.loads, strict=True) if load.flags & _WRITE]
+    touched: list[tuple[int, int]] = []
+    for memory, start in mapped:
+        known = []
+        for mapping in memory.between(start, start + highest - lowest * PAGE + PAGE - 1):
+            at = (mapping.start - start) // PAGE + lowest
+            known.append((at, (mapping.end - mapping.start) // PAGE))
+            touched += ((at + first, count) for first, count in mapping.touched)
+        if len(known) > 1:  # else it was read, not loaded
+            touched += _outside(writable, merged_pages(known))
     inside = (
         (max(first, low), min(first + count, high) - max(first, low))
         for first, count in merged_pages(touched)
         for low, high in ranges
     )
     return merged_pages((first, count) for first, count in inside if count > 0)
+
+
+def _outside(ranges: Iterable[tuple[int, int]], known: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What of ranges (first, end) none of the others (first, count) has, as (first, count)."""
+    for low, high in ranges:
+        reached = low
+        for first, count in [*known, (high, 0)]:
+            if reached < min(first, high):
+                yield reached, min(first, high) - reached
+            reached = max(reached, first + count)
 
 
 def _library(

@@ -27,6 +27,7 @@ class SegmentFlag(IntFlag):
     """Of a segment with pages in a pack: the bits of its program header, and when the pages are needed."""
 
     EXECUTE = 1
+    WRITE = 2
     READ = 4
     AT_LOAD = 0x100  # data: the kernel reads it too, which no handler of faults sees
 

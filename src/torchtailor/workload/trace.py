@@ -48,7 +48,7 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
     stored: Size = 0  # of all containers
     stored_used: Size = 0  # of those that were loaded
     sizes: tuple[Size, ...] = ()  # of each of those, in the order of `used`; a union of traces is counted by them
-    pages: tuple[tuple[PageNumber, PageNumber], ...] = ()  # (first, count): touched, of segments without write access
+    pages: tuple[tuple[PageNumber, PageNumber], ...] = ()  # (first, count): touched
 
     def __post_init__(self) -> None:
         if list(self.used) != sorted(set(self.used)) or (self.used and self.used[-1] >= self.containers):
@@ -134,7 +134,7 @@ class TraceLibrary(msgspec.Struct):
     used: int
     stored: Bytes
     stored_used: Bytes
-    touched: Annotated[Bytes, msgspec.Meta(description="bytes of code and read-only data, in pages of 4 KiB")] = 0
+    touched: Annotated[Bytes, msgspec.Meta(description="bytes of code and data, in pages of 4 KiB")] = 0
 
 
 class TraceDocument(msgspec.Struct):

@@ -83,11 +83,13 @@ def identity(path: Path) -> str:
         return library_identity(elf, scan_elf(elf))
 
 
-def touched(path: Path, pages: Iterable[int] = ()) -> Trace:
-    """A trace by which these pages of a library were touched: else the first, and those of what runs at its start."""
+def touched(path: Path, pages: Iterable[int] = (), *, writable: bool = False) -> Trace:
+    """A trace by which these pages of a library were touched: else the first, and those of what runs at its start;
+    those that the dynamic linker writes to, too, as older recorders do not say."""
     with open_source(path) as source:
         elf = ElfFile(source)
         text = next(section for section in elf.sections if section.name == ".text")
         hot = next(symbol for symbol in dynamic_symbols(elf) if symbol.name == "hot")
-    numbers = list(pages) or [0, text.address // PAGE, hot.value // PAGE]
+        relocated = [elf.rela.places[0] // PAGE] if writable else []
+    numbers = list(pages) or [0, text.address // PAGE, hot.value // PAGE, *relocated]
     return Trace((TracedLibrary(identity(path), path.name, 0, (), pages=ranges_of_pages(numbers)),))

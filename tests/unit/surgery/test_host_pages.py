@@ -59,7 +59,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cut(stock: Path, folder: Path, pages: HostPages = HostPages.CODE, **more: object) -> tuple[Path, LibraryResult]:
-    chosen = Cut(workload=TracedWorkload(touched(stock)), host_pages=pages, gap=4096, **more)  # type: ignore[arg-type]
+    more = {"workload": TracedWorkload(touched(stock)), **more}
+    chosen = Cut(host_pages=pages, gap=4096, **more)  # type: ignore[arg-type]
     out = folder / stock.name
     result = tailor_library(stock, out, chosen, pack=PackPlace(folder / PLACE, PLACE))
     with open_source(out) as source:
@@ -180,6 +181,62 @@ def test_small_pieces_of_writable_data_are_one_mapping(tmp_path: Path, compressi
     if compression is PackCompression.NONE:
         # two for each of the four pieces and the hole before it are one
         assert int(after[2]) <= int(before[2]) - 6
+
+
+# three runs of writable data of 2 MB, with a pointer behind the first; and one that is relocated data and nothing else
+TABLES = """
+#define FILL ".fill 2097152, 1, 0x21;"
+__asm__(".section .data; .balign 4096; first:" FILL "pointer: .quad second; .balign 4096; second:" FILL ".text");
+__asm__(".globl shared; .type shared,@object; .size shared, 2097152; .section .data; shared:" FILL ".text");
+__asm__(".section .data.rel.ro,\\"aw\\"; .balign 4096; fixed: " FILL ".balign 4096; .text");
+extern unsigned char first[], second[], *pointer, shared[], fixed[];
+int tables(int x) { return first[x] + second[x]++ + pointer[x] + shared[x]++ + fixed[x] + (pointer == second); }
+unsigned char *second_at() { return second; }
+unsigned char *fixed_at() { return fixed; }
+"""
+READ_TABLES = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.second_at.restype = library.fixed_at.restype = ctypes.c_void_p
+print([library.tables(x) for x in (0, 1000000, 0, 2097151, 1000000)])
+maps = [line.split() for line in open("/proc/self/maps")]
+for at in (library.second_at() + 9000, library.fixed_at() + 9000):
+    print(next(m[1] for m in maps if int(m[0].split("-")[0], 16) <= at < int(m[0].split("-")[1], 16)))
+"""
+
+
+@pytest.fixture(scope="module")
+def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "tables.h").write_text(TABLES)
+    return paged_library(folder / "libfar.so", flags=[f'-DALSO="{folder}/tables.h"', "-Wl,-z,relro"])
+
+
+@pytest.mark.parametrize("compression", PackCompression)
+def test_data_that_can_be_written_to_and_was_not_touched_is_in_the_pack(
+    with_tables: Path, tmp_path: Path, compression: PackCompression
+) -> None:
+    out, before = cut(with_tables, tmp_path / "old", HostPages.ALL, pack_compress=compression)
+    assert before.size_after > 8 << 20  # a recorder that knew nothing of such data
+    workload = TracedWorkload(touched(with_tables, writable=True))
+    out, after = cut(with_tables, tmp_path / "new", HostPages.ALL, pack_compress=compression, workload=workload)
+    assert before.size_after - after.size_after > 5 << 20
+    assert after.size_after > 2 << 20  # another program may have a copy of a variable that it knows
+    done = run(out, READ_TABLES)
+    assert (done.stdout, done.stderr) == (run(with_tables, READ_TABLES).stdout, "")
+    assert done.stdout.splitlines()[1:] == ["rw-p", "r--p"]
+    assert run(out).stdout.strip() == RESULTS
+    (out.parent / PLACE / after.pack).unlink()
+    assert run(out).returncode == 127
+
+
+def test_the_proof_finds_what_the_dynamic_linker_writes_to_in_a_pack(
+    with_tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtailor.surgery.page_plan._relocated", lambda elf, run: iter(()))
+    workload = TracedWorkload(touched(with_tables, writable=True))
+    with pytest.raises(CheckFailedError, match="dynamic linker writes"):
+        cut(with_tables, tmp_path, HostPages.ALL, workload=workload)
 
 
 STACK = """

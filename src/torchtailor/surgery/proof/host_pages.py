@@ -36,6 +36,7 @@ _IRELATIVE = {62: 37, 183: 1032}
 _X86_64 = 62
 _STEP = 1 << 20
 _PAGE = 1 << 12
+_AT_LOAD = 0x100
 _AGAIN = 1  # what the initialiser adds to the address of the note
 _FUNCTION = b"torchtailor_host_pages"
 _HOOK = b"libtorchtailor-hook.so.1"
@@ -488,15 +489,57 @@ def _check_parts(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
 
 
 def _check_rows(old: LoadedImage, new: LoadedImage, note: PagesNote) -> None:
-    """What the pack maps lies over segments of the input without write access, with their rights, and over holes."""
+    """What the pack maps lies over segments of the input without write access, with their rights, and over holes; or
+    over what can be written to, but never is before the library runs."""
     for row in note.rows:
         start, end = row.address, row.address + row.size
+        writable = next(
+            (load for load in old.loads if load.flags & _W and start < load.end and load.address < end), None
+        )
+        if writable is not None:
+            _check_writable_row(old, new, note, row, writable)
+            continue
         under = [load for load in old.loads if start < load.end and load.address < end]
         if not under or any(row.flags & 0xFF != one.flags or one.flags & _W or one.memory != one.size for one in under):
             raise CheckFailedError(f"The pack's pages at {start:#x} have other rights than the segments there.")
         over = [load for load in new.loads if start < load.end and load.address // _PAGE * _PAGE < end]
         if any(one.flags not in (0, row.flags & 0xFF) for one in over):
             raise CheckFailedError(f"The pack's pages at {start:#x} reach beyond the segments there.")
+
+
+def _check_writable_row(old: LoadedImage, new: LoadedImage, note: PagesNote, row: PagesRow, load: _Part) -> None:
+    """Pages of a segment that can be written to lie in the pack alone, and the dynamic linker changes nothing in them;
+    they have its rights, or those that they have once the library is relocated."""
+    start, end = row.address, row.address + row.size
+    relro = [part for part in old.parts if part.type == _RELRO]
+    inside = any(part.address <= start and end <= part.end for part in relro)
+    outside = not any(start < part.end and part.address < end for part in relro)
+    rights = {load.flags: outside, _R: inside}.get(row.flags & 0xFF, False)
+    cold = (start, end) in note.cold and row.flags & _AT_LOAD
+    if start % _PAGE or end % _PAGE or start < load.address or end > load.address + load.size or not rights or not cold:
+        raise CheckFailedError(f"The pack's pages at {start:#x} have other rights than the data there.")
+    if any(
+        part.size and start < part.address + part.size and part.address // _PAGE * _PAGE < end for part in new.loads
+    ):
+        raise CheckFailedError(f"The pack's pages at {start:#x} lie over data of the library's file.")
+    if any(start - _RELA.size < place < end for place in _relocated(new)):
+        raise CheckFailedError(f"The dynamic linker writes to the pack's pages at {start:#x}.")
+
+
+def _relocated(image: LoadedImage) -> Iterator[int]:
+    """All addresses that the dynamic linker writes to."""
+    for where, size in ((_RELA_TAG, _RELASZ), (_JMPREL, _PLTRELSZ)):
+        table = image.bytes_at(image.value(where) or 0, image.value(size) or 0)
+        yield from (place for place, _, _ in _RELA.iter_unpack(table))
+    place = 0
+    table = image.bytes_at(image.value(_RELR) or 0, image.value(_RELRSZ) or 0)
+    for (word,) in struct.iter_unpack("<Q", table):
+        if word & 1:
+            yield from (place + 8 * bit for bit in range(63) if word >> bit + 1 & 1)
+            place += 63 * 8
+        else:
+            yield word
+            place = word + 8
 
 
 def _check_joined(new: LoadedImage, note: PagesNote) -> None:

@@ -1,5 +1,5 @@
 /* Named by LD_AUDIT while a program is recorded: the dynamic linker says which objects it has mapped, before it relocates
- * them, and what is not writable of them is registered from then on (raw.h). touched.c notes what was touched.
+ * them, and what of them is in their files is registered from then on (raw.h). touched.c notes what was touched.
  *
  * Without the C library: it would be loaded a second time, and take of the room for thread-local variables. */
 #ifndef _GNU_SOURCE
@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <link.h>
+#include <sys/mman.h>
 
 #define EXPORT __attribute__((visibility("default")))
 enum { AT_ONCE = 32 };
@@ -21,12 +22,33 @@ static int is_elf(const ElfW(Ehdr) *header) {
     return magic[0] == ELFMAG0 && magic[1] == ELFMAG1 && magic[2] == ELFMAG2 && magic[3] == ELFMAG3;
 }
 
+/* Of what can be written to the linker has read before: the neighbours of that, which it did not change, are not mapped
+ * any more. */
+static void forget_neighbours(uintptr_t start, uintptr_t end, uintptr_t page) {
+    const uint64_t present = UINT64_C(1) << 63, of_file = UINT64_C(1) << 61;
+    uint64_t entries[256];
+    long file = tt_raw(SYS_openat, AT_FDCWD, (long)"/proc/self/pagemap", O_RDONLY | TT_O_CLOEXEC, 0, 0);
+    if (file < 0) return;
+    for (uintptr_t at = start; at < end;) {
+        long place = (long)(at / page * sizeof *entries);
+        long got = tt_raw(SYS_pread64, file, (long)entries, sizeof entries, place, 0);
+        if (got < (long)sizeof *entries) break;
+        for (long i = 0; i < got / (long)sizeof *entries && at < end; i++, at += page)
+            if ((entries[i] & (present | of_file)) == (present | of_file))
+                tt_raw(SYS_madvise, (long)at, (long)page, MADV_DONTNEED, 0, 0);
+    }
+    tt_raw(SYS_close, file, 0, 0, 0, 0);
+}
+
 static void watch_segment(uintptr_t base, const ElfW(Phdr) *one) {
-    if (one->p_type != PT_LOAD || one->p_flags & PF_W || !one->p_memsz) return;
+    uint64_t size = one->p_flags & PF_W ? one->p_filesz : one->p_memsz;
+    if (one->p_type != PT_LOAD || !size) return;
     for (uintptr_t page = 4096; page <= 65536; page *= 4) { /* the machine's is one of these */
         uintptr_t start = (base + one->p_vaddr) & -page;
-        uintptr_t end = (base + one->p_vaddr + one->p_memsz + page - 1) & -page;
-        if (!tt_register(watch, start, end)) return;
+        uintptr_t end = (base + one->p_vaddr + size + page - 1) & -page;
+        if (tt_register(watch, start, end)) continue;
+        if (one->p_flags & PF_W) forget_neighbours(start, end, page);
+        return;
     }
 }
 

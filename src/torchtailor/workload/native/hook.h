@@ -74,7 +74,7 @@ void tt_objects_after_fork(int in_child);
 struct tt_mapping { /* a line of /proc/self/maps */
     uintptr_t start, end;
     uint64_t offset;
-    int runs, writes; /* may be executed, written to */
+    int runs, writes, is_shared; /* may be executed, written to */
     const char *path; /* empty where it is no file */
 };
 void tt_each_mapping(void (*callback)(const struct tt_mapping *, void *), void *data);

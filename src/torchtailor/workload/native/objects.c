@@ -67,6 +67,7 @@ static const char *next_mapping(const struct maps *maps, const char *at, struct 
         if (strlen(rest) < 6) continue;
         mapping->runs = rest[3] == 'x';
         mapping->writes = rest[2] == 'w';
+        mapping->is_shared = rest[4] == 's';
         mapping->offset = strtoull(rest + 5, &rest, 16);
         mapping->path = strchrnul(rest, '/');
         return at + strlen(at) + 1;

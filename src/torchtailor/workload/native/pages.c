@@ -179,7 +179,8 @@ static const char *find_segment(int file, const struct stat *info, const struct 
 }
 
 static int protection(const struct row *row) {
-    return (row->flags & PF_R ? PROT_READ : 0) | (row->flags & PF_X ? PROT_EXEC : 0);
+    int runs = row->flags & PF_X ? PROT_EXEC : 0; /* never what can be written to */
+    return (row->flags & PF_R ? PROT_READ : 0) | runs | (row->flags & PF_W && !runs ? PROT_WRITE : 0);
 }
 
 static const char *map_at(const struct library *library, uint64_t address, uint64_t size, const struct row *row, int file,

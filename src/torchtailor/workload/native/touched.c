@@ -72,11 +72,16 @@ static void add_run(struct notes *notes, uint64_t first, uint64_t count, int *be
     *begun = 1;
 }
 
-/* What is written to is never cut. A library's first mapping says where it lies, whether it was touched or not. */
+/* Of what can be written to, the data of libraries. */
+static int is_noted(const struct tt_mapping *mapping) {
+    return !mapping->writes || (*mapping->path == '/' && !mapping->is_shared);
+}
+
+/* A library's first mapping says where it lies, whether it was touched or not. */
 static void note_mapping(const struct tt_mapping *mapping, void *data) {
     static uint64_t entries[AT_ONCE];
     struct notes *notes = data;
-    if (mapping->writes) return;
+    if (!is_noted(mapping)) return;
     uint64_t size = PAGE * notes->scale, pages = (mapping->end - mapping->start) / size, first = 0, count = 0;
     int begun = 0;
     if (notes->used > sizeof notes->text - ROOM) flush(notes);
@@ -91,7 +96,7 @@ static void note_mapping(const struct tt_mapping *mapping, void *data) {
         off_t place = (off_t)((mapping->start / size + at) * sizeof *entries);
         ssize_t got = pread(notes->tables, entries, wanted * sizeof *entries, place);
         for (size_t i = 0; got > 0 && i < (size_t)got / sizeof *entries; i++) {
-            if (!(entries[i] >> 63)) continue;
+            if (!(entries[i] >> 62)) continue; /* neither in memory nor swapped out */
             if (count && first + count == at + i) {
                 count++;
                 continue;
@@ -170,7 +175,7 @@ static int opened_output(void) {
 }
 
 static void watch_own(const struct tt_mapping *mapping, void *data) {
-    if (!mapping->writes && *mapping->path) tt_register(*(const int *)data, mapping->start, mapping->end);
+    if (is_noted(mapping) && *mapping->path) tt_register(*(const int *)data, mapping->start, mapping->end);
 }
 
 /* The userfaultfd that audit.c has opened, or -1. */
