@@ -374,17 +374,21 @@ def _update_records(
     added: Sequence[NewFile],
     moved: Mapping[MovedPath, Package],
 ) -> None:
-    """A RECORD in the copy must describe the copy, also where it lists a library by its second name."""
+    """A RECORD in the copy must describe the copy, also where it lists a library by its second name, or the RECORD of a
+    package inside of its own, which is changed before it."""
     by_file = {_file(target / name): result for name, result in results.items() if result.status.changed}
+    records: dict[str, FileState] = {}
 
     def now(path: str) -> FileState | Gone | None:
         if path in gone:
             return Gone.GONE
+        if path in records:
+            return records[path]
         elf = is_shared_name(path) or may_be_elf(path)
         result = by_file.get(_file(target / path)) if elf else None
         return FileState(result.sha256_out, result.size_after) if result else None
 
-    for one in installed:
+    for one in sorted(installed, key=lambda one: -len(one.dist_info.parts)):
         if not (target / one.dist_info.relative_to(tree.folder)).exists():
             continue
         package = tree.package(one)
@@ -392,7 +396,9 @@ def _update_records(
         changes = changed_rows(one.files.items(), now) | new_rows(added, package) | {row.path: row for row in rows}
         if changes:
             place, modified = target / one.record_path.relative_to(tree.folder), one.record_path.stat().st_mtime_ns
-            write_atomically(place, one.record.updated(changes).encode(), modified=modified)
+            data = one.record.updated(changes).encode()
+            records[place.relative_to(target).as_posix()] = FileState.of_bytes(data)
+            write_atomically(place, data, modified=modified)
 
 
 def _file(path: Path) -> tuple[int, int] | None:

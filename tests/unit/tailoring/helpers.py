@@ -26,7 +26,7 @@ def install(wheel: Path, site: Path, installer: str = "pip") -> None:
     site.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-        (dist_info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        (dist_info,) = {top for name in archive.namelist() if (top := name.split("/")[0]).endswith(".dist-info")}
     (site / dist_info / "INSTALLER").write_text(f"{installer}\n")
     record = site / dist_info / "RECORD"
     text = record.read_text().removesuffix(f"{dist_info}/RECORD,,\n")

@@ -43,10 +43,11 @@ def check(files: dict[str, bytes], site: str = "", *, own_manifest: bool = True)
     in_any = set()
     for record in records:
         listed = set()
+        place = "".join(f"{folder}/" for folder in record.split("/")[:-2])
         for path, recorded, size in csv.reader(io.StringIO(files[record].decode())):
             listed.add(path)
             if recorded:
-                data = files[f"{site}{path}"]
+                data = files[f"{place}{path}"]
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 assert (recorded, int(size)) == (f"sha256={digest}", len(data)), path
         in_any |= listed
@@ -159,3 +160,25 @@ def test_an_image(
     files = merged(read_image(tmp_path / "cut").tars)
     assert files[f"{SITE}/{LIBRARY}"] != fat
     check(files, f"{SITE}/")
+
+
+@pytest.mark.parametrize("kind", ["folder", "image"])
+def test_a_package_inside_of_another(tmp_path: Path, fat: bytes, kind: str) -> None:
+    """As setuptools has some: its RECORD lists theirs."""
+    inside = {"inner/lib/libinner.so": fat}
+    inside["inner-1.0.dist-info/METADATA"] = METADATA.format(
+        name="inner", version="1.0", licence="MIT", extra=""
+    ).encode()
+    inside["inner-1.0.dist-info/RECORD"] = record_of(inside, "inner-1.0.dist-info").encode()
+    vendored = {f"demo/_vendor/{path}": data for path, data in inside.items()}
+    install(build_wheel(tmp_path, {LIBRARY: fat, **vendored}, name="demo", version="1.0"), tmp_path / "site")
+    if kind == "folder":
+        tailor_folder(tmp_path / "site", tmp_path / "out", options())
+        files, site = below(tmp_path / "out"), ""
+    else:
+        own, site = below(tmp_path / "site"), f"{SITE}/"
+        source = stock(tmp_path / "stock", [tar_of({f"{site}{path}": data for path, data in own.items()})])
+        cut_image(source, f"oci:{tmp_path}/cut:x", ImageOptions(options(processes=1)))
+        files = merged(read_image(tmp_path / "cut").tars)
+    assert files[f"{site}demo/_vendor/inner-1.0.dist-info/RECORD"] != inside["inner-1.0.dist-info/RECORD"]
+    check(files, site, own_manifest=False)

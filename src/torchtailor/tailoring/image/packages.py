@@ -164,8 +164,10 @@ class Packages:
         indexes: Sequence[MadeIndex],
         baked: Sequence[MadeCaches],
     ) -> Iterator[RecordUpdate]:
-        """The RECORDs of a layer that change, and what is written beside each."""
-        for text in self.of_layer(layer, left_out):
+        """The RECORDs of a layer that change, and what is written beside each; those of packages inside of others come
+        first, as these list them."""
+        records: dict[str, FileState] = {}
+        for text in sorted(self.of_layer(layer, left_out), key=lambda text: -text.dist_info.count("/")):
             record = self._parse(text)
             rows = list(self._rows(text, record)) if record else []
             contents = {
@@ -180,6 +182,7 @@ class Packages:
             }
             new = self.new_metadata(text, without)
             now |= {f"{text.dist_info}/METADATA": FileState.of_bytes(new)} if new else {}
+            now |= {path: records[path] for path, _ in rows if path in records}
             changes = changed_rows(rows, now.get)
             own_for_gpus = [stand_in for stand_in in without.stand_ins if self.is_of(stand_in, text)]
             own_modules = [module for module in modules if self.is_of(module, text)]
@@ -200,7 +203,9 @@ class Packages:
                 said = environment_manifest(options.document, name, version, libraries, dropped, more)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
                 changes[own] = FileState.of_bytes(said).row(own)
-            yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)
+            data = record.updated(changes).encode()
+            records[text.file.path] = FileState.of_bytes(data)
+            yield RecordUpdate(text.file.number, data, f"{text.dist_info}/{MANIFEST}", said)
 
     def new_metadata(self, text: PackageText, without: WithoutGpu) -> bytes:
         """METADATA beside a RECORD as it is without a GPU; empty where it stays."""
