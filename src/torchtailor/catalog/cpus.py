@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -87,8 +88,13 @@ class CpuName(Strict, frozen=True, kw_only=True):
             raise ValueError(f"{self.pattern!r} is not a regular expression: {error}") from error
 
     def matches(self, name: str) -> bool:
-        text = clean_cpu_name(name)
-        return any(re.fullmatch(self.pattern, known, re.IGNORECASE) for known in (text, _VENDOR.sub("", text)))
+        return any(re.fullmatch(self.pattern, known, re.IGNORECASE) for known in _spellings(name))
+
+
+@lru_cache(maxsize=64)  # every row is asked about one name
+def _spellings(name: str) -> tuple[str, str]:
+    text = clean_cpu_name(name)
+    return text, _VENDOR.sub("", text)
 
 
 def clean_cpu_name(name: str) -> str:

@@ -100,36 +100,44 @@ Judgement = Candidate | Refusal
 
 def judge_all(situation: Situation, release: Release | None = None) -> Iterator[Judgement]:
     """Judge the variants for the CPU, of one release or of all: with GPUs to run on the GPU ones, else the CPU ones."""
-    variants = [variant for variant in _variants(situation) if release is None or variant.release is release]
-    return _judge_each(situation, variants, any_driver=False)
+    name = release.name if release else situation.request.release
+    return _judge_each(situation, tuple(_variants(situation, name)), _methods(situation))
 
 
-def _variants(situation: Situation) -> Iterator[Variant]:
-    request, arch, with_gpu = situation.request, situation.host.cpu.arch, bool(situation.devices)
-    for variant in situation.matrix.variants(request.release, request.wanted_python):
+def _methods(situation: Situation) -> Sequence[Method]:
+    wanted = situation.request.method
+    return [situation.catalog.method(wanted)] if wanted else list(situation.catalog.methods.values())
+
+
+def _variants(situation: Situation, release: str | None) -> Iterator[Variant]:
+    python, arch, with_gpu = situation.request.wanted_python, situation.host.cpu.arch, bool(situation.devices)
+    for variant in situation.matrix.variants(release, python):
         if (variant.gpu is not None) == with_gpu and variant.arch == arch:
             yield variant
     together = sorted({device.compute for device in situation.kinds if device.compute})
     if len(together) > 1:
-        found = situation.matrix.variants(request.release, request.wanted_python)
+        found = situation.matrix.variants(release, python)
         yield from (one for one in situation.matrix.for_all(found, together) if one.arch == arch)
 
 
-def _judge_each(situation: Situation, variants: Sequence[Variant], *, any_driver: bool) -> Iterator[Judgement]:
-    """Judge these variants with every method.
+def _judge_each(
+    situation: Situation, variants: Sequence[Variant], methods: Sequence[Method], *, any_driver: bool = False
+) -> Iterator[Judgement]:
+    """Judge these variants with these methods.
 
     An instruction set that the CPU does not run rules out source and Nix builds. The official wheel takes its kernels
-    at run time: where no variant of it is named for less, the one with the least demanding name stands for it. With
-    `any_driver` the driver is assumed to be as new as needed.
+    at run time: where no variant of it is named for less, the one with the least demanding name stands for it. Code
+    that the GPU does not run is refused once, whatever the instruction set. With `any_driver` the driver is assumed to
+    be as new as needed.
     """
-    known, wanted = situation.catalog, situation.request.method
-    methods = [known.method(wanted)] if wanted else list(known.methods.values())
     nearest = _nearest_names(variants, situation.isas)
     for variant in variants:
         runs = situation.isas.runs(variant.isa)
-        for method in methods:
-            if runs or (method.basis is Basis.WHEEL and nearest[_wheel_of(variant)] is variant):
-                yield judge(situation, variant, method, any_driver=any_driver)
+        stands_for_wheel = nearest[_wheel_of(variant)] is variant
+        if stands_for_wheel or (runs and _has_code(situation, variant)):
+            for method in methods:
+                if runs or method.basis is Basis.WHEEL:
+                    yield judge(situation, variant, method, any_driver=any_driver)
 
 
 def _wheel_of(variant: Variant) -> tuple[object, ...]:
@@ -182,13 +190,26 @@ def _why_no_code(situation: Situation, device: GpuDevice, variant: Variant) -> s
 
     A wheel's sm89 variant may contain nothing but sm_86 code today; what counts for another GPU is the promise.
     """
-    assert device.compute is not None and variant.gpu is not None
-    unified = _unifies(situation, device, variant.build)
-    promised = device.compute if device.compute in {gpu.capability for gpu in variant.also} else variant.gpu.capability
-    return _why_not_run(situation.catalog.rules, device.compute, device.name, promised, unified)
+    key = (id(device), id(variant.build), variant.gpu_name if variant.also else id(variant.gpu))
+    known = situation.code_refusals
+    if key not in known:
+        assert device.compute is not None and variant.gpu is not None
+        unified = _unifies(situation, device, variant.build)
+        others = {gpu.capability for gpu in variant.also}
+        promised = device.compute if device.compute in others else variant.gpu.capability
+        known[key] = _why_not_run(situation.catalog.rules, device.compute, device.name, promised, unified)
+    return known[key]
 
 
-@lru_cache(maxsize=4096)  # thousands of variants ask about a few dozen pairs
+def _has_code(situation: Situation, variant: Variant) -> bool:
+    return not any(_why_no_code(situation, device, variant) for device in situation.kinds)
+
+
+def _has_driver(situation: Situation, build: Build) -> bool:
+    return all(situation.driver(device, build).fit.runs for device in situation.kinds)
+
+
+@lru_cache(maxsize=4096)  # a few dozen pairs, which all machines share
 def _why_not_run(rules: GpuRules, compute: Capability, name: str, promised: Capability, unified: bool) -> str | None:
     code = CodeTarget(CodeKind.CUBIN, promised)
     if rules.fit(compute, code, unified_tegra=unified).runs:
@@ -304,13 +325,30 @@ def ranked(judgements: Iterable[Judgement], isas: IsaRanking) -> tuple[Candidate
 
 def best_candidate(situation: Situation, *, any_driver: bool = False) -> Candidate | None:
     """The best of all variants in a situation."""
+    return _best_by(situation, _methods(situation), any_driver=any_driver)
+
+
+def _best_by(situation: Situation, methods: Sequence[Method], *, any_driver: bool) -> Candidate | None:
+    """The best of all variants with these methods.
+
+    `preference` begins with the method's minutes, and for wheels goes on with the release: what comes later in this
+    order is not judged once something runs.
+    """
     promising = [
         variant
-        for variant in _variants(situation)
-        if not any(_why_no_code(situation, device, variant) for device in situation.kinds)
+        for variant in _variants(situation, situation.request.release)
+        if _has_code(situation, variant) and (any_driver or _has_driver(situation, variant.build))
     ]
-    order = ranked(_judge_each(situation, promising, any_driver=any_driver), situation.isas)
-    return order[0] if order else None
+    for minutes in sorted({method.minutes for method in methods}):
+        alike = [method for method in methods if method.minutes == minutes]
+        groups = [promising]
+        if all(method.basis is Basis.WHEEL for method in alike):
+            groups = [[one for one in promising if one.release is release] for release in situation.releases]
+        for variants in groups:
+            order = ranked(_judge_each(situation, variants, alike, any_driver=any_driver), situation.isas)
+            if order:
+                return order[0]
+    return None
 
 
 def best_of_other_pythons(situation: Situation, *, any_driver: bool = False) -> Candidate | None:
@@ -318,14 +356,16 @@ def best_of_other_pythons(situation: Situation, *, any_driver: bool = False) -> 
 
     Old GPUs have old releases, which are not available for the default Python. None where a Python was asked for.
     """
+    methods = [method for method in _methods(situation) if method.basis is Basis.WHEEL]
     if (
         situation.request.python is not None
         or not situation.devices
+        or not methods
         or best_candidate(situation, any_driver=any_driver)
     ):
         return None
     releases = situation.catalog.releases.values()
     pythons = {python for release in releases for python in release.pythons if not python.endswith("t")}
-    bests = (best_candidate(situation.for_python(python), any_driver=any_driver) for python in pythons)
-    wheels = [best for best in bests if best is not None and best.method.basis is Basis.WHEEL]
+    bests = (_best_by(situation.for_python(python), methods, any_driver=any_driver) for python in pythons)
+    wheels = [best for best in bests if best is not None]
     return max(wheels, key=lambda best: (best.variant.release.version, python_key(best.variant.python)), default=None)

@@ -146,3 +146,8 @@ class Situation:
     def _verdicts(self) -> dict[tuple[int, int], tuple[GpuDevice, Build, DriverVerdict]]:
         """Thousands of variants ask about a few dozen builds; both are kept, so that no other gets their id."""
         return {}
+
+    @cached_property
+    def code_refusals(self) -> dict[tuple[int, int, int | str], str | None]:
+        """Why a GPU of `kinds` does not run the code of a build for another; by their ids, for the same reason."""
+        return {}
