@@ -10,6 +10,7 @@ a list of paths of Python's own library and nothing.
 
 from __future__ import annotations
 
+import _imp
 import hashlib
 import marshal
 import os
@@ -49,6 +50,8 @@ def of_python(files: Sequence[str]) -> Iterator[Module]:
     root = os.path.dirname(os.__file__)
     here = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
     loaded = {os.path.relpath(file, root) for file in here if file.startswith(root + os.sep)}
+    frozen: list[str] = getattr(_imp, "_frozen_module_names", list)()
+    loaded.update(name.replace(".", "/") + ending for name in frozen for ending in (".py", _INIT))
     for file in sorted({*files, *loaded}):
         path = os.path.join(root, file)
         if os.path.realpath(path) != os.path.join(os.path.realpath(root), file) or not os.path.isfile(path):

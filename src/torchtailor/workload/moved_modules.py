@@ -8,7 +8,7 @@ are opened when a module is not in site-packages. A pack is code: the same files
 libraries uses (`native/packs.c`), by owner, rights and kind.
 """
 
-# ruff: noqa: PTH109, PTH110, PTH116, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH109, PTH110, PTH115, PTH116, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -502,27 +502,38 @@ class IndexedModules:
                 return spec
         return None
 
-    def _tell_inspect(self) -> None:
+    def _tell_inspect(self, *, of_all: bool = False) -> None:
         """`inspect` looks for the module of a file by following the links of the files of all modules, and torch asks
-        it while it is imported: of these it is known that there are none."""
+        it while it is imported: of these it is known that there are none. `of_all`: also of those that came without
+        an import, as the parts of an extension module do."""
         inspect = sys.modules.get("inspect")
         names = getattr(inspect, "modulesbyfile", None)
         files = getattr(inspect, "_filesbymodname", None)
         if inspect is None or names is None or files is None:
             return
-        if sys.version_info < (3, 12) and not hasattr(inspect.getsourcefile, "stock"):
-            inspect.getsourcefile = _as_newer(inspect)  # type: ignore[attr-defined]
-        for index in {index for several in self._indexes.values() for index in several if index.files}:
-            if not index.real:
-                index.real = self._real.get(index.root) or os.path.realpath(index.root)
-                self._real[index.root] = index.real
+        _ask_once(inspect, self)
+        for index in self._used():
+            if of_all or not index.real:
+                index.real = self._real[index.root] = self._real.get(index.root) or _real(index.root)
                 every = ((name, getattr(module, "__file__", "")) for name, module in list(sys.modules.items()))
                 index.loaded.update((name, file) for name, file in every if file in index.files)
             for name in [name for name in index.loaded if name in sys.modules]:
                 module, file = sys.modules[name], index.loaded.pop(name)
-                if getattr(module, "__file__", "") == file:
+                if files.get(name) != file == getattr(module, "__file__", ""):
                     files[name] = file
                     names[file] = names[index.real + file[len(index.root) :]] = module.__name__
+
+    def is_importing(self, file: str, *, of_all: bool = False) -> bool:
+        """Whether a file is of a package of an index that is just being imported, of which `inspect` is told."""
+        index = next((index for index in self._used() if file in index.files), None)
+        top = file[len(index.root) + 1 :].partition("/")[0] if index else ""
+        is_it = getattr(getattr(sys.modules.get(top), "__spec__", None), "_initializing", False)
+        if is_it:
+            self._tell_inspect(of_all=of_all)
+        return bool(is_it)
+
+    def _used(self) -> set[Index]:
+        return {index for several in self._indexes.values() for index in several if index.files}
 
     def _comes_first(self, name: str, root: str) -> bool:
         """Whether nothing before a folder in sys.path has a module of this name."""
@@ -549,19 +560,45 @@ class IndexedModules:
         return name in self._names[place]
 
 
-def _as_newer(inspect: ModuleType) -> Callable[[object], str | None]:
-    """`inspect.getsourcefile` as Python 3.12 has it, which does not look for a file again that linecache has read."""
+def _ask_once(inspect: Any, finder: IndexedModules) -> None:
+    """While a package is imported, each of its sources is asked once whether it changed since it was read; before
+    Python 3.12 `inspect.getsourcefile` is as it is since then, which does not look for a file that was read."""
     import linecache
 
-    stock = inspect.getsourcefile
+    if hasattr(linecache.checkcache, "stock"):
+        return
+    check, find = linecache.checkcache, inspect.getsourcefile
+    asked: set[str] = set()
+
+    def checkcache(filename: str | None = None) -> None:
+        if filename in asked and filename in linecache.cache and finder.is_importing(filename):
+            return
+        check(filename)
+        asked.discard(filename or "")
+        if filename and finder.is_importing(filename, of_all=True) and filename in linecache.cache:
+            asked.add(filename)
 
     def getsourcefile(of: object) -> str | None:
         file: str = inspect.getfile(of)
-        found: str | None = file if file.endswith(".py") and file in linecache.cache else stock(of)
+        found: str | None = file if file.endswith(".py") and file in linecache.cache else find(of)
         return found
 
-    getsourcefile.stock = stock  # type: ignore[attr-defined]
-    return getsourcefile
+    checkcache.stock = check  # type: ignore[attr-defined]
+    linecache.checkcache = checkcache
+    if sys.version_info < (3, 12):
+        inspect.getsourcefile = getsourcefile
+
+
+def _real(folder: str) -> str:
+    """A folder without links; `os.path.realpath` asks of each that is above it."""
+    try:
+        file = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        try:
+            return os.readlink(f"/proc/self/fd/{file}")
+        finally:
+            os.close(file)
+    except OSError:
+        return os.path.realpath(folder)
 
 
 def use_index(hook: str, tops: str, record: str, standard: str = "") -> None:

@@ -134,6 +134,45 @@ def test_nothing_tells_a_module_of_an_index_from_others(site: Path) -> None:
     assert cut_address == [line.split(" at 0x")[0] for line in without.stdout.splitlines()]
 
 
+ASKING = {
+    **FILES,
+    "demo/__init__.py": b"import inspect\nimport demo.asking, demo.used\n",
+    "demo/asking.py": b"""import inspect, os
+asked = []
+stock = os.stat
+def counting(path, *other, **more):
+    asked.append(path)
+    return stock(path, *other, **more)
+def shown():
+    return 1
+os.stat = counting
+sources = [inspect.getsource(shown) for _ in range(20)]
+os.stat = stock
+""",
+}
+CHANGED = """
+import demo.asking as it, inspect
+print(it.asked.count(it.__file__))
+print(len(set(it.sources)), inspect.getmodule(it.shown.__code__) is it)
+with open(it.__file__) as file:
+    text = file.read()
+with open(it.__file__, "w") as file:
+    file.write(text.replace("return 1", "return 'another'"))
+print(inspect.getsource(it.shown))
+"""
+
+
+def test_a_source_is_asked_once_while_its_package_is_imported_and_each_time_afterwards(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    install(build_wheel(tmp_path, ASKING, name="demo", version="1"), site)
+    tailor_environment(site, chosen(Trace(opened=(*TRACE.opened, "demo/asking.py"))))
+    outputs = [run(site, CHANGED, TORCHTAILOR_INDEX=value).stdout.partition("\n") for value in ("", "0")]
+    assert [rest for _, _, rest in outputs] == ["1 True\ndef shown():\n    return 'another'\n\n"] * 2
+    with_index, without = (int(asked) for asked, _, _ in outputs)
+    assert with_index < 5
+    assert without >= 20
+
+
 def test_running_reloading_and_debugging(site: Path) -> None:
     module = "import runpy; sys.argv[1:] = []; runpy.run_module('demo.sub', run_name='__main__', alter_sys=True)"
     assert run(site, module).stdout == "run __main__ demo.sub.__main__\n"
@@ -392,6 +431,11 @@ def test_a_damaged_table_has_no_modules(modules: list[tuple[str, str, bytes, int
 def test_a_table_that_says_it_is_longer_is_damaged() -> None:
     whole = write_index([("0", "", b"", 0, b"")], {})
     assert read_index(whole)[2] and read_index(whole[:13] + b"\1" + whole[14:]) == ("", {}, {})
+
+
+def test_modules_that_python_has_frozen_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ntpath", raising=False)
+    assert "ntpath" in [inside for inside, *_ in compile_modules.of_python(())]
 
 
 def test_there_is_one_finder(site: Path) -> None:

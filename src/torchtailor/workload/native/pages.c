@@ -513,6 +513,19 @@ static void add_candidate(struct library *library, int is_named, const char *fol
     library->candidate[library->candidates++].is_named = is_named;
 }
 
+/* As realpath, which asks of each folder above a path whether it is a link. */
+static char *without_links(const char *path, char real[PATH_MAX]) {
+    char place[32];
+    int file = open(path, O_PATH | O_CLOEXEC);
+    if (file < 0) return NULL;
+    snprintf(place, sizeof place, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(place, real, PATH_MAX - 1);
+    close(file);
+    if (length <= 0 || *real != '/') return realpath(path, real);
+    real[length] = 0;
+    return real;
+}
+
 static void find_candidates(struct library *library) {
     char real[PATH_MAX];
     const char *slash = strrchr(library->place, '/'), *inner = slash ? slash + 1 : library->place;
@@ -527,7 +540,7 @@ static void find_candidates(struct library *library) {
     }
     const char *own = strrchr(library->path, '/');
     if (own) add_candidate(library, 0, library->path, (size_t)(own - library->path), library->place, library->pack);
-    if (realpath(library->path, real) && strcmp(real, library->path) && (own = strrchr(real, '/')))
+    if (without_links(library->path, real) && strcmp(real, library->path) && (own = strrchr(real, '/')))
         add_candidate(library, 0, real, (size_t)(own - real), library->place, library->pack);
 }
 
