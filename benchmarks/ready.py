@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -34,6 +35,7 @@ from pathlib import Path
 
 TORCHTAILOR = Path(sys.executable).with_name("torchtailor")
 PIECE = 1 << 16
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")  # also if this is killed
 LAZY = ("stock-lazy", "layer-lazy", "artifact-lazy")
 WITH_PACKS = ("artifact", "artifact-lazy")
 ENTER = """PATH=$PATH:/usr/sbin:/sbin root=$1; shift
@@ -101,7 +103,7 @@ def registry(folder: Path) -> Iterator[int]:
         f"http: {{addr: '127.0.0.1:{port}', relativeurls: true}}\n"
     )
     with (folder / "registry.log").open("wb") as log:
-        process = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=log, stderr=log)
+        process = subprocess.Popen([*ENDS_WITH_US, "docker-registry", "serve", str(config)], stdout=log, stderr=log)
     try:
         for _ in range(200):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
@@ -114,7 +116,7 @@ def registry(folder: Path) -> Iterator[int]:
 
 
 def run(*command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*ENDS_WITH_US, *map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))} failed with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -168,7 +170,7 @@ class Ctr:
 
     def _start(self, listens: Path, *command: str) -> None:
         with (self._folder / f"{listens.stem}.log").open("wb") as log:
-            process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
+            process = subprocess.Popen([*ENDS_WITH_US, *command], cwd=self._folder, stdout=log, stderr=log)
         self._processes.callback(process.wait)
         self._processes.callback(process.terminate)
         for _ in range(200):
@@ -201,15 +203,18 @@ def ready(
             packs = root / "packs"
             packs.mkdir()
             source = f"docker://127.0.0.1:{beside.port}/app:{variant}"
-            words = ["nice", "-n", "19", str(TORCHTAILOR), "packs", "pull", source, "-o", str(packs)]
+            words = [*ENDS_WITH_US, "nice", "-n", "19", str(TORCHTAILOR), "packs", "pull", source, "-o", str(packs)]
             pulling = subprocess.Popen(words, stdout=subprocess.PIPE)  # the program comes first
             settings["TORCHTAILOR_PACK"] = "/packs"
-        line = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(root), *command]
-        with subprocess.Popen(line, env=settings, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as program:
-            assert program.stdout
-            first = program.stdout.readline()
-            seconds, size = time.monotonic() - began, way.came
-            program.stdout.read()
+        line = [*ENDS_WITH_US, "unshare", "--mount", "sh", "-c", ENTER, "sh", str(root), *command]
+        program = subprocess.Popen(line, env=settings, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        stack.enter_context(program)
+        stack.callback(program.kill)  # where this is interrupted
+        assert program.stdout
+        first = program.stdout.readline()
+        seconds, size = time.monotonic() - began, way.came
+        program.stdout.read()
+        program.wait()
         if program.returncode or not first:
             raise SystemExit(f"{variant}: the program ended with {program.returncode}.")
         if pulling and pulling.wait():
@@ -249,6 +254,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="these rows")
     parser.add_argument("command", nargs="+")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # what is mounted is unmounted
     with tempfile.TemporaryDirectory(prefix="ready-", dir=chosen.work) as place, contextlib.ExitStack() as stack:
         folder, options = Path(place).resolve(), chosen.options.split()
         images: Path = chosen.keep.resolve() if chosen.keep else folder
