@@ -103,7 +103,14 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
                 raise nothing_in(folder)
             jobs = [
                 LibraryJob.of(
-                    tree, name, size, folder / name, target / name, options, packs=target / packs_beside(tree, name)
+                    tree,
+                    name,
+                    size,
+                    folder / name,
+                    target / name,
+                    options,
+                    packs=target / packs_beside(tree, name),
+                    sha256=tree.recorded_sha256(name),
                 )
                 for name, size in copy.libraries.items()
             ]

@@ -58,6 +58,7 @@ class LibraryJob:
     options: Cut
     proprietary: bool
     pack: PackPlace | None = None
+    sha256: str = ""  # of the source, where it is known
 
     @classmethod
     def of(
@@ -78,34 +79,33 @@ class LibraryJob:
         pack = pack_place(tree, name, options, packs or target.parent / "pack")
         return cls(name, size, source, target, options, proprietary, pack, **more)
 
-    def cut(self, *, durable: bool = False, sha256: str = "") -> LibraryResult:
+    def cut(self, *, durable: bool = False) -> LibraryResult:
         """Cut it; one that is damaged, or laid out oddly, is reported, not an error.
 
         One that is `proprietary` (of NVIDIA's) is cut only with --nvidia; otherwise the result says what that would
-        save. Of a program only GPU code is cut, and none goes to a pack. `sha256` is that of the source, where the
-        caller knows it.
+        save. Of a program only GPU code is cut, and none goes to a pack.
         """
         if self.options.caches and self.options.caches.are_named_by(self.name):
             return LibraryResult.not_read(LibraryStatus.SKIPPED, self.name, self.source.stat().st_size, _NAMES_CACHES)
         try:
             if is_shared_name(self.name):
-                return self.cut_strictly(durable=durable, sha256=sha256)
+                return self.cut_strictly(durable=durable)
             program = replace(self, options=replace(self.options.without_workload, strip=False))
-            return replace(program.cut_strictly(durable=durable, sha256=sha256), could_strip=0)
+            return replace(program.cut_strictly(durable=durable), could_strip=0)
         except (BadInputError, UnsupportedLayoutError) as error:
             reason = error.message.removeprefix(f"{self.source}: ")
             return LibraryResult.not_read(LibraryStatus.SKIPPED, self.name, self.source.stat().st_size, reason)
         except TorchtailorError as error:  # by the name the user knows, not that of a temporary file
             raise type(error)(error.message.replace(str(self.source), self.name), error.hint) from error
 
-    def cut_strictly(self, *, durable: bool = False, sha256: str = "") -> LibraryResult:
+    def cut_strictly(self, *, durable: bool = False) -> LibraryResult:
         """The same, where such a library is an error; an OSError is left to the caller, who knows the user's paths."""
         refused = self.proprietary and not self.options.nvidia
         # also of what its name does not tell: programs
         options = replace(self.options, keep_all_minors=True) if self.proprietary else self.options
         target = None if refused or options.dry_run else self.target
         try:
-            result = tailor_library(self.source, target, options, durable=durable, sha256=sha256, pack=self.pack)
+            result = tailor_library(self.source, target, options, durable=durable, sha256=self.sha256, pack=self.pack)
             result = replace(result, path=self.name)
         except EnvironmentProblem as error:
             if isinstance(error.__cause__, OSError):

@@ -187,6 +187,21 @@ class InstalledTree(LocalTree):
         place = self.folder / path
         return LibraryFile(path, "", place.stat().st_size, place)
 
+    def recorded_sha256(self, path: str) -> str:
+        """The SHA-256 of a file by RECORD, if nobody changed the file since its package was installed: it has the size
+        that RECORD says, and RECORD was written after it. Else, or where packages differ, empty."""
+        status = (self.folder / path).stat()
+        hashes = {
+            row.hash.digest.hex()
+            if (row := owner.files[path]).hash
+            and row.hash.algorithm == "sha256"
+            and row.size == status.st_size
+            and status.st_mtime_ns < owner.record_path.stat().st_mtime_ns
+            else ""
+            for owner in self.owners.get(path, ())
+        }
+        return hashes.pop() if len(hashes) == 1 else ""
+
     def code(self, path: str) -> CodeFile | None:
         return super().code(path) if (self.folder / path).is_file() else None
 

@@ -517,7 +517,7 @@ def _cut_one(job: LibraryJob, earlier: Sequence[tuple[LibraryJob, LibraryResult]
             if result.status.changed:
                 job.target.hardlink_to(other.target)
             return result
-    result = job.cut(sha256=sha256)
+    result = replace(job, sha256=sha256).cut()
     if job.options.split and any(one.sha256_out == result.sha256_out for _, one in earlier):
         job.target.unlink(missing_ok=True)  # the first is what is written
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -68,6 +69,35 @@ def test_records_in_the_copy(tmp_path: Path, fat: bytes) -> None:
     tailor_folder(tmp_path / "env", tmp_path / "out", options())
     check_records(tmp_path / "out" / "lib" / "python3.13" / "site-packages")
     check_records(site)
+
+
+@pytest.mark.parametrize(
+    ("size", "age", "other", "known"),
+    [
+        (0, 1, None, True),
+        (0, 0, None, False),  # as old as RECORD: files of one moment may have been changed after it
+        (0, -1, None, False),
+        (1, 1, None, False),
+        (0, 1, "", True),  # a second package has the same file
+        (0, 1, "else", False),  # it has another one
+    ],
+)
+def test_the_hash_in_record_is_that_of_a_file_which_nobody_changed_since(
+    tmp_path: Path, fat: bytes, size: int, age: int, other: str | None, known: bool
+) -> None:
+    site = "record/libx.so"
+    install(build_wheel(tmp_path, {site: fat}, name="record"), tmp_path / "env")
+    if other is not None:
+        install(build_wheel(tmp_path, {site: bytes(len(fat)) if other else fat}, name="other"), tmp_path / "env")
+    changed = fat + bytes(size) if size else fat[:-1] + b"x"  # which no check of a cut can know to be wrong
+    (tmp_path / "env" / site).write_bytes(changed)
+    for record in (tmp_path / "env").glob("*.dist-info/RECORD"):
+        os.utime(record, ns=(10**18, 10**18))
+    os.utime(tmp_path / "env" / site, ns=(10**18 - age, 10**18 - age))
+    tailor_folder(tmp_path / "env", tmp_path / "out", options())
+    (row,) = json.loads((tmp_path / "out" / "torchtailor.json").read_text())["libraries"]
+    assert row["sha256_before"] == hashlib.sha256(fat if known else changed).hexdigest()
+    assert row["sha256_after"] == hashlib.sha256((tmp_path / "out" / site).read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("kind", ["hard", "symbolic", "folder"])
