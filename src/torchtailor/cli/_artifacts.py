@@ -23,12 +23,15 @@ def artifact_named(
     progress: Progress | None = None,
 ) -> Iterator[Artifact]:
     """The artifact for as long as the block runs; of an image what matters is unpacked meanwhile, packs if wanted."""
-    from torchtailor.tailoring.image.opened import is_image_name, opened_image
-    from torchtailor.trees.artifact.conda import opened_artifact
+    from torchtailor.oci.reference import is_image_name
 
     if not is_image_name(name):
+        from torchtailor.trees.artifact.conda import opened_artifact
+
         opened = opened_artifact(Path(name))
     else:
+        from torchtailor.tailoring.image.opened import opened_image
+
         opened = opened_image(name, platform=platform, insecure=insecure, packs=packs, progress=progress)
     with opened as artifact:
         yield artifact

@@ -49,7 +49,6 @@ def command(
 
     from torchtailor.cli._artifacts import artifact_named
     from torchtailor.cli.ui import ProgressBar, err, out, print_json
-    from torchtailor.verification.inspection.document import inspect_document
     from torchtailor.verification.inspection.inspect import inspect
     from torchtailor.verification.inspection.kernels import merged
 
@@ -61,6 +60,8 @@ def command(
         inspection = inspect(artifacts, gpus=gpu or (), kernels=kernels, use=unused, progress=bar)
     rows = [row for row in inspection.kernels if only in row.name or only in row.code]
     if json:
+        from torchtailor.verification.inspection.document import inspect_document
+
         print_json("inspect", inspect_document(inspection, rows))
     else:
         _print(inspection, detail=detail)

@@ -22,6 +22,7 @@ PIPE = "-"
 # Endings of names that nobody outside of one network can resolve.
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".intranet", ".lan", ".home.arpa")
 
+_NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -40,6 +41,11 @@ _ELSEWHERE = {
     "containers-storage": "Use a pipe: podman save IMAGE | torchtailor image docker-archive:- ...",
     "dir": "Copy it first: skopeo copy dir:FOLDER oci:FOLDER.",
 }
+
+
+def is_image_name(text: str) -> bool:
+    """Whether a word on the command line names an image, and not a path."""
+    return bool(_NAME.match(text)) and not Path(text).exists()
 
 
 class Transport(Enum):

@@ -53,15 +53,9 @@ from torchtailor.trees.artifact.libraries import may_be_elf
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.workload.pack import PACK_SUFFIX
 
-_NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
 _PACKAGE_TEXT = re.compile(r"(?:.*/)?(?:[^/]+\.dist-info/.+|torchtailor\.json|conda-meta/[^/]+\.json|pyvenv\.cfg)")
 _IN_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/.*")
 _MOST_TEXT = 64 << 20
-
-
-def is_image_name(text: str) -> bool:
-    """Whether a word on the command line names an image, and not a path."""
-    return bool(_NAME.match(text)) and not Path(text).exists()
 
 
 @contextmanager

@@ -144,20 +144,27 @@ class Drops:
         return self.policy.devices if self.policy else ()
 
     def find(
-        self, sizes: Mapping[str, int], read_code: ReadCode = _no_code, read_head: ReadHead = _no_head
+        self,
+        sizes: Mapping[str, int],
+        read_code: ReadCode = _no_code,
+        read_head: ReadHead = _no_head,
+        installed: Mapping[str, str] | None = None,
     ) -> dict[str, DroppedFile]:
-        """Of these paths, with the sizes of the files, those that go; the first rule that finds one has it."""
+        """Of these paths, with the sizes of the files, those that go; the first rule that finds one has it. `installed`
+        is what `paths_installed` says of them, if somebody asks several times."""
         if not self.rules:
             return {}
-        installed = {path: installed_path(path) for path in sizes if not _NEVER.fullmatch(path)}
+        installed = paths_installed(sizes) if installed is None else installed
         present = set(installed.values())
         found: dict[str, DroppedFile] = {}
         for rule in self.rules:
             for group in rule.files:
                 if group.beside and group.beside not in present:
                     continue
-                deciders = [path for path, name in installed.items() if group.decider and name == group.decider.file]
-                numbers = {group.decider.number(read_head(path)) for path in deciders if group.decider}
+                numbers = set()
+                if decider := group.decider:
+                    deciders = [path for path, name in installed.items() if name == decider.file]
+                    numbers = {decider.number(read_head(path)) for path in deciders}
                 if not group.counts_for(self.devices, numbers.pop() if len(numbers) == 1 else None):
                     continue
                 paths = [path for path, name in installed.items() if path not in found and group.has(name)]
@@ -205,6 +212,11 @@ def _wanted_bitcode(files: Sequence[CodeFile], policy: Policy) -> set[str]:
         newest = max(made_for.values())
         wanted |= {name for name, capability in made_for.items() if capability == newest}
     return wanted
+
+
+def paths_installed(paths: Iterable[str]) -> dict[str, str]:
+    """Those that a rule may leave out, with the paths that they have when they are installed."""
+    return {path: installed_path(path) for path in paths if ".dist-info/" not in path or not _NEVER.fullmatch(path)}
 
 
 @cache

@@ -155,9 +155,9 @@ def loose_code_files(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_re
     for root in folders:
         for folder, folders_in, names in os.walk(root):
             folders_in.sort()
-            for name in sorted(names):
+            for name in sorted(filter(is_code_file, names)):
                 path = Path(folder, name)
-                if is_code_file(name) and path.is_file() and not path.is_symlink():
+                if path.is_file() and not path.is_symlink():
                     yield path, path.stat()
 
 

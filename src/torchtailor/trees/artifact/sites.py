@@ -80,4 +80,4 @@ def project_environment(folder: Path) -> Path | None:
 def installed_path(path: str) -> str:
     """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`; so also `k2-1.0.data/platlib/k2/x.so` of a
     wheel, whose folder has the version in its name."""
-    return _UP_TO_SITE.sub("", path)
+    return _UP_TO_SITE.sub("", path) if "-packages/" in path or ".data/" in path else path

@@ -12,14 +12,15 @@ from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.code.binary.elf import FETCH_AGAIN, NotElfError, UnsupportedElfError
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.progress import Progress
+from torchtailor.surgery.result import LibraryResult
 from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.trees.artifact.conda import opened_artifact
 from torchtailor.trees.artifact.drops import deciders_of, files_of
 from torchtailor.trees.artifact.libraries import LibraryFile, is_shared_name
 from torchtailor.trees.licences import is_proprietary, needs_nvidia_option
+from torchtailor.trees.wheels.metadata import Metadata
 from torchtailor.verification.inspection.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.verification.inspection.read import ReadLibrary, Wanted, read_libraries
-from torchtailor.verification.inspection.savings import cut_for_savings
 
 
 def inspect(
@@ -47,20 +48,39 @@ def inspect(
             path if isinstance(path, Artifact) else stack.enter_context(opened_artifact(Path(path))) for path in named
         ]
         libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
-        read = read_libraries(libraries, wanted, processes=processes, progress=progress)
+        work = read_libraries(libraries, wanted, processes=processes, progress=progress)
+        known = [(artifact, dict(files_of(artifact)), artifact.packages) for artifact in artifacts]  # meanwhile
+        read = dict(work)
         reports = []
-        for artifact in artifacts:
-            report = _collect(artifact, read)
-            cuts = {
-                gpu.capability: cut
-                for gpu in seen_for
-                if (cut := cut_for_savings(artifact, gpu.capability, catalog, processes, progress)) is not None
-            }
+        for artifact, every, owners in known:
+            report = _collect(artifact, every, owners, read)
+            cuts = _cuts(artifact, [gpu.capability for gpu in seen_for], catalog, processes, progress)
             reports.append(replace(report, cuts=cuts))
         return Inspection(tuple(reports), seen_for, catalog.rules)
 
 
-def _collect(artifact: Artifact, read: Mapping[LibraryFile, ReadLibrary]) -> ArtifactReport:
+def _cuts(
+    artifact: Artifact,
+    gpus: Sequence[Capability],
+    catalog: Catalog,
+    processes: int | None,
+    progress: Progress | None,
+) -> dict[Capability, Mapping[str, LibraryResult]]:
+    """The dry run for each GPU, where there is one."""
+    if not gpus:
+        return {}
+    from torchtailor.verification.inspection.savings import cut_for_savings
+
+    cuts = ((gpu, cut_for_savings(artifact, gpu, catalog, processes, progress)) for gpu in gpus)
+    return {gpu: cut for gpu, cut in cuts if cut is not None}
+
+
+def _collect(
+    artifact: Artifact,
+    every: Mapping[str, int],
+    owners: Mapping[str, tuple[Metadata, ...]],
+    read: Mapping[LibraryFile, ReadLibrary],
+) -> ArtifactReport:
     libraries, skipped = [], []
     files = []
     for file in artifact.code_files:
@@ -79,7 +99,7 @@ def _collect(artifact: Artifact, read: Mapping[LibraryFile, ReadLibrary]) -> Art
                 files.append(replace(other, name=str(artifact.path)) if alone else other)
             if not (alone or report.has_code or is_shared_name(library.name)):
                 continue  # a program without GPU code, which no cut looks at either
-            packages = artifact.packages.get(library.name) or (None,)
+            packages = owners.get(library.name) or (None,)
             proprietary = any(needs_nvidia_option(library.name, package) for package in packages)
             report = replace(report, proprietary=proprietary)
             libraries.append(replace(report, name=str(artifact.path)) if alone else report)  # two may be named alike
@@ -89,13 +109,12 @@ def _collect(artifact: Artifact, read: Mapping[LibraryFile, ReadLibrary]) -> Art
         elif error:
             foreign = isinstance(error, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, error.message, damaged=not foreign))
-    every = dict(files_of(artifact))
     if artifact.kind is ArtifactKind.WHEEL and not every:
         raise BadInputError(
             f"{artifact.path} is an empty zip file, not a wheel.",
             "Fetch the wheel again and compare its hash with the index's.",
         )
-    nvidias = frozenset(name for name, owners in artifact.packages.items() if any(map(is_proprietary, owners)))
+    nvidias = frozenset(name for name, whose in owners.items() if any(map(is_proprietary, whose)))
     mine = [(library.name, read[library]) for library in artifact.libraries]
     return ArtifactReport(
         artifact.shown,

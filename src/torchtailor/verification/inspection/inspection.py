@@ -14,7 +14,7 @@ from torchtailor.code.gpucode.report import ImageGroup, LibraryReport, merge_gro
 from torchtailor.code.gpucode.targets import Targets
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.trees.artifact.artifact import ArtifactKind
-from torchtailor.trees.artifact.drops import Drops, drop_rules
+from torchtailor.trees.artifact.drops import Drops, drop_rules, paths_installed
 from torchtailor.trees.artifact.sites import installed_path
 from torchtailor.verification.inspection.kernels import KernelRow
 from torchtailor.verification.inspection.unused import CodeUse, Loaded, UnusedCode, repeated
@@ -61,9 +61,10 @@ class ArtifactReport:
     def droppable(self, policy: Policy | None) -> Iterator[Droppable]:
         """What each rule of --drop would leave out for these targets."""
         files = {file.name: file for file in self.files}
+        installed = paths_installed(self.every_file)
         for name in drop_rules():
             dropped = Drops.of([name], policy).find(
-                self.every_file, files.get, lambda path: self.deciders.get(path, b"")
+                self.every_file, files.get, lambda path: self.deciders.get(path, b""), installed
             )
             if dropped:
                 asked = (file.size for path, file in dropped.items() if installed_path(path) in self.nvidias)

@@ -116,7 +116,7 @@ def measure_libraries(
     progress: Progress | None = None,
 ) -> dict[LibraryFile, ReadLibrary]:
     """Libraries and files of GPU code, as `rows_of` takes them."""
-    return read_libraries(libraries, Wanted(parts=True, kernels=kernels), processes=processes, progress=progress)
+    return dict(read_libraries(libraries, Wanted(parts=True, kernels=kernels), processes=processes, progress=progress))
 
 
 def rows_of(package: str, library: LibraryFile, read: ReadLibrary) -> Iterator[SizeRow]:

@@ -57,12 +57,12 @@ def read_libraries(
     *,
     processes: int | None = None,
     progress: Progress | None = None,
-) -> dict[LibraryFile, ReadLibrary]:
-    """Libraries and files of GPU code, on all cores."""
+) -> Iterator[tuple[LibraryFile, ReadLibrary]]:
+    """Libraries and files of GPU code, on all cores; the work has begun when this returns."""
     progress = progress or Progress()
     progress.begin("Reading libraries", sum(library.size for library in libraries))
     work = run_all(partial(_read, wanted), libraries, processes=processes or available_cores())
-    return dict(followed(libraries, work, progress))
+    return followed(libraries, work, progress)
 
 
 def _read(wanted: Wanted, library: LibraryFile) -> ReadLibrary:
