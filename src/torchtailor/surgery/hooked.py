@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import PROGRAM_HEADER, DynamicTag
-from torchtailor.code.binary.symbols import dynamic_text, needed_libraries, undefined_symbols
+from torchtailor.code.binary.symbols import c_library, dynamic_text, needed_libraries, undefined_symbols
 from torchtailor.core.disk import staging_folder, write_at
 from torchtailor.core.errors import CheckFailedError, EnvironmentProblem
 from torchtailor.core.extras import how_to_add
@@ -31,6 +31,8 @@ _OLD_RUNTIME = "libcudart.so.11"  # it loads code in ways that the hook does not
 
 def hookable(elf: ElfFile) -> bool:
     """Whether a hook that is put into this library can see what it hands to the driver."""
+    if c_library(elf) == "musl":
+        return False
     runtimes = [name for name in needed_libraries(elf) if name.startswith("libcudart.so")]
     if runtimes:
         return not any(name.startswith(_OLD_RUNTIME) for name in runtimes)

@@ -27,7 +27,7 @@ from torchtailor.code.binary.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.code.binary.symbols import dynamic_symbols, needed_libraries
+from torchtailor.code.binary.symbols import c_library, dynamic_symbols
 from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import SegmentPiece, Span, align_up, merge, page_size, subtract
@@ -304,8 +304,9 @@ def _tables(elf: ElfFile) -> LinkerTables:
     if elf.header.type is not FileType.SHARED or any(s.type == SegmentType.INTERP for s in elf.segments):
         raise NotPagedError("it is a program, not a library")
     tags = [entry.tag for entry in elf.dynamic]
-    if any("musl" in name or name == "libc.so" for name in needed_libraries(elf)):  # glibc's is libc.so.6
-        raise NotPagedError("it is for musl, and the hook for glibc")
+    if (libc := c_library(elf)) != "glibc":
+        said = f"is for {libc}" if libc else "does not say for which C library it is"
+        raise NotPagedError(f"it {said}, and the hook for glibc")
     if _TEXTREL in tags or (elf.dynamic_value(_FLAGS) or 0) & _TEXTREL_FLAG:
         raise NotPagedError("its code is relocated")
     by_address = {s.address: s for s in elf.sections if s.allocated and s.in_file}

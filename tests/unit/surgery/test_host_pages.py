@@ -39,7 +39,7 @@ from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.host_table import HostTable, host_table
 from torchtailor.workload.pack import PackPlace
-from torchtailor.workload.trace import Trace, write_trace
+from torchtailor.workload.trace import Trace, TracedLibrary, write_trace
 
 pytestmark = pytest.mark.xdist_group("host pages")
 PLACE = "torchtailor-packs/far"
@@ -487,6 +487,51 @@ def test_a_library_for_musl_keeps_its_pages_and_a_sentence_says_why(
     assert main(["tailor", str(library), "-o", str(tmp_path / "out"), *words]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--host-pages moved nothing: 1 library: it is for musl, and the hook for glibc." in said
+
+
+FOR_MUSL = """
+#include <stdlib.h>
+#include <string.h>
+__asm__(".text; .balign 65536; .fill 2097152, 1, 0xcc; .balign 65536");
+int cold(int x) { char *copy = strdup("musl"); int length = strlen(copy); free(copy); return length * x; }
+__asm__(".section .data; .balign 4096; .fill 2097152, 1, 0x21; .text");
+"""
+CALLS_MUSL = """
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char **words) {
+    void *library = dlopen(words[count - 1], RTLD_NOW);
+    if (!library) return puts(dlerror());
+    printf("%d\\n", ((int (*)(int))dlsym(library, "cold"))(5));
+}
+"""
+
+
+def test_under_musl_a_cut_library_does_what_it_did(tmp_path: Path) -> None:
+    """Nothing of it goes to a pack: musl knows no relocation that calls a hook."""
+    compiler = shutil.which("musl-gcc") or pytest.skip("musl-gcc not found")
+    (tmp_path / "lib.c").write_text(FOR_MUSL)
+    (tmp_path / "calls.c").write_text(CALLS_MUSL)
+    library, program = tmp_path / "libmusl.so", tmp_path / "calls"
+    flags = ["-g", "-shared", "-fPIC", "-Wl,-z,separate-code"]
+    for out, source, more in ((library, "lib.c", flags), (program, "calls.c", [])):
+        subprocess.run([compiler, "-O1", *more, "-o", str(out), source], cwd=tmp_path, check=True)
+    trace = Trace((TracedLibrary(identity(library), library.name, 0, (), pages=((0, 1),)),))
+    chosen = Cut(workload=TracedWorkload(trace), host_pages=HostPages.ALL, strip=True, relr=True)
+    out = tmp_path / "out" / library.name
+    result = tailor_library(library, out, chosen, pack=PackPlace(tmp_path / "out" / PLACE, PLACE))
+    assert result.not_paged == "it is for musl, and the hook for glibc" and result.status is LibraryStatus.STRIPPED
+    assert not (tmp_path / "out" / PLACE).exists()
+    said = [subprocess.run([program, one], capture_output=True, text=True, check=True).stdout for one in (library, out)]
+    assert said == ["20\n", "20\n"]
+
+
+def test_a_library_that_names_no_c_library_keeps_its_pages(tmp_path: Path) -> None:
+    """It may be for musl, too, as one of NumPy's wheel is."""
+    library = paged_library(tmp_path / "libfar.so", flags=["-nostdlib"])
+    chosen = Cut(workload=TracedWorkload(touched(library)), host_pages=HostPages.ALL)
+    planned = tailor_library(library, None, chosen)
+    assert planned.not_paged == "it does not say for which C library it is, and the hook for glibc"
 
 
 def test_a_dry_run_says_what_it_would_leave(tmp_path: Path) -> None:

@@ -138,6 +138,14 @@ def needed_libraries(elf: ElfFile) -> tuple[str, ...]:
     return tuple(_text(elf, entry.value) for entry in elf.dynamic if entry.tag == DynamicTag.NEEDED)
 
 
+def c_library(elf: ElfFile) -> str:
+    """The C library that a library says it is for: glibc, musl, or empty where it names none."""
+    needed = needed_libraries(elf)
+    if any("musl" in name or name == "libc.so" for name in needed):  # glibc's is libc.so.6
+        return "musl"
+    return "glibc" if any(name.startswith(("libc.so.6", "ld-linux-")) for name in needed) else ""
+
+
 def dynamic_text(elf: ElfFile, tag: DynamicTag) -> str:
     """A text of the dynamic section, such as the soname; empty where there is none or it cannot be read."""
     value = elf.dynamic_value(tag)
