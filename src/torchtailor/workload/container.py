@@ -28,6 +28,9 @@ _RECORDER, _RECORDED, _CACHES = (
 )  # in the container
 _ELF = b"\x7fELF"
 _MOST_LINKS = 40  # as Linux follows
+_NOT_STARTED = (125, 126, 127)  # what engines end with
+_REGISTRY = "docker://"
+_FILES = ("oci:", "oci-archive:", "docker-archive:")  # names of images that are in no registry, as skopeo has them
 
 
 def record_in_image(
@@ -42,7 +45,8 @@ def record_in_image(
     """Run a program of an image, or what the image runs by itself, to its end; the container goes afterwards. The
     compile caches that it wrote are in `caches`, if that is given."""
     engine = _engine(image)
-    variables = _variables(engine, image)
+    known = _known_as(engine, image)
+    variables = _variables(engine, known)
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-", ignore_cleanup_errors=True) as name:
         folder = Path(name)  # nobody else gets into it; what is mounted is for whoever runs in the container
         hooks, recorded, root, cached = (folder / part for part in ("hooks", "recorded", "root", "caches"))
@@ -69,15 +73,19 @@ def record_in_image(
             words += ["--mount", f"type=bind,{mount}"]
         identity = folder / "container"
         line = [engine, "run", "--cidfile", str(identity), "--security-opt", "label=disable"]
-        code = run_program([*line, *words, *engine_options, image, *command], os.environ, stdout)
-        if not identity.exists():
-            raise EnvironmentProblem(f"{engine} could not start a container of {image}.", "Its own message is above.")
+        code = run_program([*line, *words, *engine_options, known, *command], os.environ, stdout)
         try:
+            if not identity.exists() or (code in _NOT_STARTED and not any(recorded.iterdir())):
+                raise EnvironmentProblem(
+                    f"{engine} could not start a container of {image}.", "Its own message is above."
+                )
             events = read_events(recorded.iterdir())
             wanted = map(posixpath.normpath, (*events.loads, *events.misses, *events.mapped))
             _unpack(engine, identity.read_text().strip(), root, wanted)
         finally:
-            subprocess.run([engine, "rm", "--force", identity.read_text().strip()], capture_output=True, check=False)
+            if identity.exists():
+                made = identity.read_text().strip()
+                subprocess.run([engine, "rm", "--force", made], capture_output=True, check=False)
         roots = [Path(place) for place in variables.get("PYTHONPATH", "").split(":") if place.startswith("/")]
         program = shlex.join(command) or "its own program"
         if caches:
@@ -94,6 +102,21 @@ def _engine(image: str) -> str:
             "Install one, or record where the image runs: `torchtailor help image-record` says how.",
         )
     return engine
+
+
+def _known_as(engine: str, image: str) -> str:
+    """What the engine calls an image that is named as the other commands name it; one in files is read by podman."""
+    if not image.startswith(_FILES):
+        return image.removeprefix(_REGISTRY)
+    if engine != "podman":
+        raise EnvironmentProblem(
+            f"{engine} does not run images out of files, such as {image}.",
+            f"Install podman, or `skopeo copy {image} docker-daemon:NAME:TAG` and name that.",
+        )
+    taken = subprocess.run([engine, "pull", "--quiet", image], stdout=subprocess.PIPE, text=True, check=False)
+    if taken.returncode or not taken.stdout.strip():
+        raise NoMatchError(f"{engine} cannot read the image {image}.", "Its own message is above.")
+    return taken.stdout.split()[-1]
 
 
 def _variables(engine: str, image: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.calling import call
 from torchtailor.core.errors import ExitCode
+from torchtailor.workload import container
 from torchtailor.workload.container import _unpack
 
 ELF = b"\x7fELF and more"
@@ -24,9 +25,9 @@ def engine(folder: Path, name: str, script: str) -> Path:
     return folder
 
 
-def record(tmp_path: Path, folder: Path, *more: str) -> tuple[int, str]:
+def record(tmp_path: Path, folder: Path, *more: str, image: str = "app:1") -> tuple[int, str]:
     path = f"{folder}:/usr/bin:/bin" if any(folder.iterdir()) else str(folder)
-    words = ("record", "--image", "app:1", "-o", tmp_path / "app.trace", *more)
+    words = ("record", "--image", image, "-o", tmp_path / "app.trace", *more)
     done = call(*words, environment={**os.environ, "PATH": path})
     assert not (tmp_path / "app.trace").exists() and "Traceback" not in done.stderr
     return done.returncode, done.stderr
@@ -51,6 +52,19 @@ def test_an_image_that_there_is_not(tmp_path: Path) -> None:
 def test_an_engine_that_cannot(tmp_path: Path, env: str, error: str) -> None:
     folder = engine(tmp_path / "bin", "podman", f'[ "$1" = image ] && echo {env} && exit 0; exit 125')
     assert error in record(tmp_path, folder, "--", "python", "app.py")[1]
+
+
+def test_a_container_that_does_not_start(tmp_path: Path) -> None:
+    """The engine has made it when what runs it refuses."""
+    script = f"""
+case "$1" in
+  image) echo null;;
+  run) echo 1234 > "$3"; exit 126;;
+  rm) echo "$@" > {tmp_path}/removed;;
+esac"""
+    code, said = record(tmp_path, engine(tmp_path / "bin", "podman", script))
+    assert code == ExitCode.ENVIRONMENT and "podman could not start a container of app:1." in said
+    assert (tmp_path / "removed").read_text() == "rm --force 1234\n"
 
 
 @pytest.mark.parametrize("export", ["exit 125", "head -c 700 {tar}; exit 1", "cat {tar}; exit 1"])
@@ -87,6 +101,40 @@ esac"""
     assert f"LD_PRELOAD={recorder}-preload.so:/opt/jemalloc.so" in words and f"LD_AUDIT={recorder}-audit.so" in words
     assert "TORCHTAILOR_RECORD=/torchtailor-recorded" in words and "TORCHTAILOR_INDEX=0" in words
     assert (tmp_path / "removed").read_text() == "rm --force 1234\n"
+
+
+@pytest.mark.parametrize(
+    ("image", "asked"),
+    [
+        ("docker://registry.local/app:1", "registry.local/app:1"),
+        ("oci:images:stock", "0123abcd"),
+        ("oci-archive:app.tar:1", "0123abcd"),
+        ("docker-archive:app.tar", "0123abcd"),
+    ],
+)
+def test_names_as_the_other_commands_have_them(tmp_path: Path, image: str, asked: str) -> None:
+    """podman runs an image of files, but does not inspect it."""
+    script = f"""
+case "$1" in
+  pull) [ "$3" = {image} ] && echo 0123abcd;;
+  image) [ "$5" = {asked} ] && echo null;;
+  run) for word; do echo "$word"; done > {tmp_path}/words; echo 1234 > "$3";;
+  export) tar -c -T /dev/null;;
+esac"""
+    code, said = record(tmp_path, engine(tmp_path / "bin", "podman", script), "--", "serve", image=image)
+    assert code == ExitCode.NO_MATCH and "Nothing was recorded" in said
+    assert (tmp_path / "words").read_text().splitlines()[-2:] == [asked, "serve"]
+
+
+def test_an_image_of_files_that_cannot_be_run(tmp_path: Path) -> None:
+    code, said = record(tmp_path, engine(tmp_path / "bin", "podman", "exit 125"), image="oci:gone:1")
+    assert code == ExitCode.NO_MATCH and "podman cannot read the image oci:gone:1." in said
+
+
+def test_docker_runs_no_image_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "ENGINES", ("docker",))
+    code, said = record(tmp_path, engine(tmp_path / "bin", "docker", "exit 1"), image="oci:app:1")
+    assert code == ExitCode.ENVIRONMENT and "skopeo copy oci:app:1 docker-daemon:NAME:TAG" in said
 
 
 def test_engine_options_alone(tmp_path: Path) -> None:
