@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
+import textwrap
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.calling import call
 from torchtailor.core.errors import ExitCode
 from torchtailor.workload import container
 from torchtailor.workload.container import _unpack
+from torchtailor.workload.hook import HookKind, hook_library
+from torchtailor.workload.moved_modules import INDEX_VARIABLE
+from torchtailor.workload.record import AUDIT, PRELOAD, RECORD_VARIABLE, this_machine
 
 ELF = b"\x7fELF and more"
+ROOT = Path(__file__).parents[3]
 
 
 def engine(folder: Path, name: str, script: str) -> Path:
@@ -135,6 +143,33 @@ def test_docker_runs_no_image_of_files(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(container, "ENGINES", ("docker",))
     code, said = record(tmp_path, engine(tmp_path / "bin", "docker", "exit 1"), image="oci:app:1")
     assert code == ExitCode.ENVIRONMENT and "skopeo copy oci:app:1 docker-daemon:NAME:TAG" in said
+
+
+def test_the_example_for_kubernetes(tmp_path: Path) -> None:
+    """It sets what our own containers get, uses the volumes that it has, and its first command brings the recorder."""
+    page = (ROOT / "docs" / "image-record.md").read_text()
+    text = page[page.index("    apiVersion: v1") : page.index("A pod that exists")]
+    pod = YAML(typ="safe").load(textwrap.dedent(text))["spec"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    (first,), (program,) = pod["initContainers"], pod["containers"]
+    for one in (first, program):
+        assert {mount["name"] for mount in one["volumeMounts"]} == volumes
+    values = {variable["name"]: variable["value"] for variable in program["env"]}
+    libraries = {PRELOAD: HookKind.PRELOAD, AUDIT: HookKind.AUDIT}
+    names = {variable: hook_library(this_machine(), kind).name for variable, kind in libraries.items()}
+    assert values == {
+        **{variable: f"/recorder/{name}" for variable, name in names.items()},
+        RECORD_VARIABLE: "/recorded",
+        INDEX_VARIABLE: "0",
+    }
+    for folder in ("recorder", "recorded"):
+        (tmp_path / folder).mkdir()
+    *shell, command = first["command"]
+    command = command.replace(" /record", f" {tmp_path}/record")
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    subprocess.run([*shell, command], check=True, env={"PATH": path, "PYTHONPATH": str(ROOT / "src")})
+    assert set(names.values()) <= {file.name for file in (tmp_path / "recorder").iterdir()}
+    assert (tmp_path / "recorded").stat().st_mode & 0o1777 == 0o1777
 
 
 def test_engine_options_alone(tmp_path: Path) -> None:
