@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,55 @@ def test_without_rights_the_neighbours_of_pages_are_named_too(library: Path, tmp
             break
     assert trace.neighbours and called(trace, library) > {32}
     assert "neighbours" in trace_facts(trace, "a").__struct_fields__ and trace_facts(trace, "a").neighbours
+
+
+NUMBERS = {
+    "x86_64": {"ioctl": 16, "userfaultfd": 323, "pidfd_open": 434, "close_range": 436, "process_madvise": 440},
+    "aarch64": {"ioctl": 29, "userfaultfd": 282, "pidfd_open": 434, "close_range": 436, "process_madvise": 440},
+}.get(platform.machine(), {})
+ENOSYS, EPERM, EINVAL = 38, 1, 22
+ASKED, REGISTERED, SCANNED = 0xC018AA3F, 0xC020AA00, 0xC0606610  # UFFDIO_API, UFFDIO_REGISTER, PAGEMAP_SCAN
+# (system call, request of an ioctl or 0, what it fails with), and whether pages are known one by one all the same
+REFUSED = {
+    "userfaultfd, docker": ([("userfaultfd", 0, EPERM)], False),
+    "userfaultfd, not built in": ([("userfaultfd", 0, ENOSYS)], False),
+    "asynchronous writes, before 6.7": ([("ioctl", ASKED, EINVAL)], False),
+    "registering": ([("ioctl", REGISTERED, EPERM)], False),
+    "what is of use only": (
+        [(name, 0, ENOSYS) for name in ("pidfd_open", "close_range", "process_madvise")] + [("ioctl", SCANNED, EINVAL)],
+        True,
+    ),
+}
+# a filter as docker sets one, for this process and what it becomes
+FILTERED = """
+import ctypes, os, struct, sys
+refused = eval(sys.argv[1])
+rows = []
+for number, request, error in refused:
+    rows += [(0x20, 0, 0, 0), (0x15, 0, 3 if request else 1, number)]  # the number of the call
+    rows += [(0x20, 0, 0, 24), (0x15, 0, 1, request)] if request else []  # its second argument
+    rows += [(0x06, 0, 0, 0x50000 | error)]
+rows += [(0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *row) for row in rows))
+program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(rows), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.prctl(38, 1, 0, 0, 0) and not libc.prctl(22, 2, program, 0, 0), os.strerror(ctypes.get_errno())
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@pytest.mark.skipif(not NUMBERS, reason="no numbers of system calls for this processor")
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_kernel_refuses_is_done_without(library: Path, what: str) -> None:
+    rules, exact = REFUSED[what]
+    refused = repr([(NUMBERS[name], request, error) for name, request, error in rules])
+    run = record_program([sys.executable, "-c", FILTERED, refused, "-c", PROGRAM, str(library), "32"])
+    assert run.exit_code == 0 and not run.trace.lost
+    found = called(run.trace, library)
+    assert 32 in found
+    if exact and len(found) > 2:
+        pytest.skip("this kernel maps pages in groups")
+    assert run.trace.neighbours is not exact
 
 
 def test_what_was_mapped_from_a_pack_is_of_the_library(library: Path, tmp_path: Path) -> None:

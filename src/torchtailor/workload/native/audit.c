@@ -14,7 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 enum { AT_ONCE = 32 };
 
-static int watch = -1;
+static int watch = -1, used; /* whether anything could be registered */
 static long owner; /* the process whose userfaultfd that is: a forked child needs its own */
 
 static int is_elf(const ElfW(Ehdr) *header) {
@@ -47,9 +47,13 @@ static void watch_segment(uintptr_t base, const ElfW(Phdr) *one) {
         uintptr_t start = (base + one->p_vaddr) & -page;
         uintptr_t end = (base + one->p_vaddr + size + page - 1) & -page;
         if (tt_register(watch, start, end)) continue;
+        used = 1;
         if (one->p_flags & PF_W) forget_neighbours(start, end, page);
         return;
     }
+    if (used) return;
+    tt_raw(SYS_close, watch, 0, 0, 0, 0); /* then touched.c finds none, and says that neighbours are mapped */
+    watch = -1;
 }
 
 /* The headers are read from the file: in memory they may lie in pages that nobody else touches. */
@@ -62,7 +66,7 @@ static void watch_segments(uintptr_t base, long file) {
         long count = header.e_phnum - from < AT_ONCE ? header.e_phnum - from : AT_ONCE;
         long size = count * (long)sizeof *segments, place = (long)header.e_phoff + from * (long)sizeof *segments;
         if (tt_raw(SYS_pread64, file, (long)segments, size, place, 0) != size) return;
-        for (long i = 0; i < count; i++) watch_segment(base, &segments[i]);
+        for (long i = 0; i < count && watch >= 0; i++) watch_segment(base, &segments[i]);
     }
 }
 
@@ -76,6 +80,7 @@ unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
     long process = tt_raw(SYS_getpid, 0, 0, 0, 0, 0);
     if (owner != process) {
         owner = process;
+        used = 0;
         watch = tt_new_userfaultfd();
     }
     if (watch < 0) return 0;
