@@ -24,6 +24,7 @@ from torchtailor.trees.artifact.artifact import Artifact, ArtifactKind, open_art
 from torchtailor.trees.artifact.libraries import LibraryFile
 from torchtailor.verification.result import Check, CheckOutcome
 from torchtailor.verification.static.coverage import compare_code
+from torchtailor.verification.static.cuts import CutRecord
 from torchtailor.verification.static.elf_checks import elf_checks, promised_glibc
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.expect import expectation
@@ -807,3 +808,17 @@ class TestLibrariesOfTheSystem:
         monkeypatch.setattr("torchtailor.verification.static.elf_checks._loader_places", lambda: (tmp_path,))
         assert not self.needed(ArtifactKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
         assert self.needed(ArtifactKind.ENVIRONMENT, "libfmt.so.10", {}).failed
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        ({"status": "stripped"}, True),
+        ({"status": "cut", "pages": {"cold": 1 << 20}}, True),
+        ({"status": "cut"}, False),
+        ({"status": "cut", "pages": {}, "dropped": {"sm_80": {"images": 1, "stored": 9}}}, False),
+    ],
+)
+def test_a_library_that_lost_pages_only_has_all_of_its_gpu_code(row: dict[str, object], kept: bool) -> None:
+    """As NVIDIA's libnvperf_host, whose few cubins of other GPUs were called foreign code."""
+    assert CutRecord("", "lib.so", {}, row).code_kept is kept

@@ -34,7 +34,8 @@ class CutRecord:
     @property
     def code_kept(self) -> bool:
         """Whether it was written again with all of its GPU code, because removing some would have saved nothing."""
-        return self.row.get("status") == LibraryStatus.STRIPPED.value and not self.bytes_before
+        others = self.row.get("status") == LibraryStatus.STRIPPED.value or "pages" in self.row
+        return others and not self.bytes_before
 
     @property
     def split(self) -> bool:
