@@ -20,7 +20,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tailor_stack import Run, libraries, print_runs, processor, run, settle
+from tailor_stack import Run, empty, libraries, print_runs, processor, run, settle
 
 from torchtailor.code.gpucode.fatbin import Compression, decompress_payload
 from torchtailor.code.gpucode.kernels import kernel_names
@@ -91,41 +91,41 @@ def main() -> int:
     cut = cut_for(options.gpu, nvidia=True, strip=True, recompress=True, level=options.zstd_level)
     level = ["--zstd-level", str(options.zstd_level)]
     tailor = [sys.executable, "-m", "torchtailor", "tailor", str(options.tree), "--gpu", options.gpu, "--nvidia"]
-    tailor += ["--strip", "-o", str(work / "tailored")]
-    sides = {
-        "zstd alone": [sys.executable, __file__, str(work / "list"), "--listed", *level],
-        "torchtailor tailor --recompress": [*tailor, "--recompress", *level],
-        "torchtailor tailor": tailor,
-    }
-    runs: dict[str, list[Run]] = {name: [] for name in sides}
-    os.environ[CACHE_VARIABLE] = str(work / "cache")
+    tailor += ["--strip", "-o"]
+    runs: dict[str, list[Run]] = {}
     try:
         payloads: dict[str, Payload] = {}
         for path in libraries(options.tree):
             payloads |= payloads_of(options.tree / path, cut)
         (work / "list").write_text(json.dumps(list(payloads.values())))
         for round_ in range(options.rounds):
+            output, cache = work / f"tailored{round_}", work / f"cache{round_}"
+            os.environ[CACHE_VARIABLE] = str(cache)
+            sides = {
+                "zstd alone": [sys.executable, __file__, str(work / "list"), "--listed", *level],
+                "torchtailor tailor --recompress": [*tailor, f"{output}-zstd", "--recompress", *level],
+                "torchtailor tailor": [*tailor, str(output)],
+            }
             for name, command in sides.items() if round_ % 2 == 0 else reversed(sides.items()):
                 settle(options.tree, cold=False)
-                runs[name].append(run(command))
-                shutil.rmtree(work / "tailored", ignore_errors=True)
-            made = {path.name for path in (work / "cache" / "images").glob("??/*")}
-            if made != set(payloads):
+                runs.setdefault(name, []).append(run(command))
+            made = {path.name: path.stat().st_size for path in (cache / "images").glob("??/*")}
+            if set(made) != set(payloads):
                 raise SystemExit(f"the cut compressed {len(made)} images and not the {len(payloads)} that zstd did")
-            packed = sum(path.stat().st_size for path in (work / "cache" / "images").glob("??/*"))
-            shutil.rmtree(work / "cache")
+            for tree in (output, work / f"{output.name}-zstd", cache):
+                empty(tree)
             seconds = (f"{name} {one[-1].seconds:.2f} s" for name, one in runs.items())
             print(f"round {round_}: {', '.join(seconds)}", file=sys.stderr)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print_runs(runs)
-    zstd, whole, _ = runs.values()
+    zstd, whole = runs["zstd alone"], runs["torchtailor tailor --recompress"]
     ratio = statistics.median(b.seconds / a.seconds for a, b in zip(zstd, whole, strict=True))
     size, raw = (sum(sizes) / 1e6 for sizes in zip(*((one[2], one[4]) for one in payloads.values()), strict=True))
     print(f"\nratio {ratio:.2f} (median of {options.rounds}; limit {LIMIT}); {len(payloads)} images, ", end="")
+    packed = sum(made.values()) / 1e6
     print(
-        f"{size:.0f} MB ({raw:.0f} MB unpacked) -> {packed / 1e6:.0f} MB, level {options.zstd_level}; {processor()}; ",
-        end="",
+        f"{size:.0f} MB ({raw:.0f} MB unpacked) -> {packed:.0f} MB, level {options.zstd_level}; {processor()}; ", end=""
     )
     print(f"load {os.getloadavg()[0]:.1f}")
     return ratio > LIMIT

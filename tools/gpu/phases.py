@@ -7,7 +7,6 @@ Run: python3 tools/gpu/phases.py TREE NEW_FOLDER [GPU]
 from __future__ import annotations
 
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -99,7 +98,6 @@ def main() -> None:
     print(f"all: {time.perf_counter() - START:.2f} s")
     rows = [Row.parse(line) for line in log.read_text().splitlines()]
     log.unlink()
-    shutil.rmtree(output)
     own, jobs, parts = ([row for row in rows if row.kind == kind] for kind in ("alone", "job", "part"))
     last = sorted(jobs, key=lambda row: row.begin + row.wall)[-_SHOWN:]
     longest = sorted(jobs, key=lambda row: -row.wall)[:_SHOWN]

@@ -45,9 +45,9 @@ for words in ([sys.executable, "-c", "pass"], [sys.executable, "-c", "import tor
 PYTHON
             python3 tools/gpu/phases.py "$WORK/stock" "$WORK/phases"
             ;;
-        folder) python3 benchmarks/tailor_stack.py "$WORK/stock" $cut --more ;;
+        folder) python3 benchmarks/tailor_stack.py "$WORK/stock" $cut --more --leave ;;
         cold) python3 benchmarks/tailor_stack.py "$WORK/stock" $cut --cold ;;
-        two) taskset -c 0,1 python3 benchmarks/tailor_stack.py "$WORK/stock" $slow --more ;;
+        two) taskset -c 0,1 python3 benchmarks/tailor_stack.py "$WORK/stock" $slow --more --leave ;;
         wheels) has_wheels && python3 benchmarks/tailor_wheels.py "$WORK/deflated" $cut ;;
         wheels-two) has_wheels && taskset -c 0,1 python3 benchmarks/tailor_wheels.py "$WORK/deflated" $slow ;;
         recompress) python3 benchmarks/recompress.py "$WORK/stock" $cut --zstd-level "$LEVEL" ;;
