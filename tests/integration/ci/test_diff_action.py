@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.programs import write_program
 from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.wheels.builder import build_wheel
 
+pytestmark = pytest.mark.xdist_group("farm")  # with the other tests that run scripts
 ROOT = Path(__file__).parents[3]
 ACTION = YAML(typ="safe").load(ROOT / "actions/diff/action.yml")
 EXPRESSION = re.compile(r"\$\{\{\s*(.+?)\s*\}\}")
@@ -28,7 +28,7 @@ BUDGET = '[budget.library."libx.so"]\ngrowth = "1 kB"\n'
 PYTHON3 = """#!/bin/sh
 mkdir -p "$3/bin"
 printf '#!/bin/sh\\n' > "$3/bin/python"
-printf '#!/bin/sh\\nexec "{python}" -m torchtailor "$@"\\n' > "$3/bin/torchtailor"
+printf '#!/bin/sh\\nexec "{torchtailor}" "$@"\\n' > "$3/bin/torchtailor"
 chmod +x "$3/bin/python" "$3/bin/torchtailor"
 """
 GH = """import json, os, pathlib, sys
@@ -62,14 +62,14 @@ state.write_text(json.dumps(comments))
 class Runner:
     """Runs the steps of the action as a runner does: expressions are put into the environment, not into the script."""
 
-    def __init__(self, folder: Path, *, real: bool) -> None:
+    def __init__(self, folder: Path, torchtailor: Path | None) -> None:
         self.temp, self.tools = folder / "temp", folder / "tools"
         self.temp.mkdir()
         self.tools.mkdir()
         self.output, self.summary = folder / "output", folder / "summary.md"
         write_program(self.tools / "gh", GH)
-        if not real:
-            (self.tools / "python3").write_text(PYTHON3.replace("{python}", sys.executable))
+        if torchtailor:
+            (self.tools / "python3").write_text(PYTHON3.replace("{torchtailor}", str(torchtailor)))
             (self.tools / "python3").chmod(0o755)
 
     def run(self, given: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -114,7 +114,7 @@ class Runner:
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.network])])
-def test_a_budget_that_is_exceeded_fails_the_step(tmp_path: Path, real: bool) -> None:
+def test_a_budget_that_is_exceeded_fails_the_step(tmp_path: Path, warm: Path, real: bool) -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     plain, fat = ((FIXTURES / name).read_bytes() for name in ("size.so", "raw.so"))
@@ -122,7 +122,7 @@ def test_a_budget_that_is_exceeded_fails_the_step(tmp_path: Path, real: bool) ->
     (tmp_path / "my dist").mkdir()
     new = build_wheel(tmp_path / "my dist", {"x/libx.so": fat}, name="mypackage", version="1.5.0")
     (tmp_path / "budget.toml").write_text(BUDGET)
-    runner = Runner(tmp_path, real=real)
+    runner = Runner(tmp_path, None if real else warm / "torchtailor")
     given = {"old": str(old), "new": str(new), "pull-request": "17", "options": "--kernels --report page.html"}
     done = runner.run({**given, "budget": "budget.toml"})
     assert done.returncode == 10, done.stderr
@@ -138,17 +138,17 @@ def test_a_budget_that_is_exceeded_fails_the_step(tmp_path: Path, real: bool) ->
     assert kept.returncode == 0, kept.stderr
 
 
-def test_what_is_given_is_no_command(tmp_path: Path) -> None:
-    runner = Runner(tmp_path, real=False)
+def test_what_is_given_is_no_command(tmp_path: Path, warm: Path) -> None:
+    runner = Runner(tmp_path, warm / "torchtailor")
     done = runner.run({"old": "$(touch hacked)", "new": "`touch hacked`", "pull-request": "1"})
     assert done.returncode not in (0, 10)
     assert not (tmp_path / "hacked").exists()
     assert not runner.comments  # nothing to say
 
 
-def test_it_edits_only_the_comment_that_it_wrote(tmp_path: Path) -> None:
+def test_it_edits_only_the_comment_that_it_wrote(tmp_path: Path, warm: Path) -> None:
     (tmp_path / "libx.so").write_bytes((FIXTURES / "size.so").read_bytes())
-    runner = Runner(tmp_path, real=False)
+    runner = Runner(tmp_path, warm / "torchtailor")
     given = {"old": "libx.so", "new": "libx.so", "pull-request": "17"}
     runner.said("the lint job, with the same token")
     runner.run(given)
@@ -170,11 +170,11 @@ def test_it_edits_only_the_comment_that_it_wrote(tmp_path: Path) -> None:
     ]
 
 
-def test_a_token_that_may_not_comment_does_not_hide_the_result(tmp_path: Path) -> None:
+def test_a_token_that_may_not_comment_does_not_hide_the_result(tmp_path: Path, warm: Path) -> None:
     for name, fixture in (("old.so", "size.so"), ("new.so", "raw.so")):
         (tmp_path / name).write_bytes((FIXTURES / fixture).read_bytes())
     (tmp_path / "budget.toml").write_text('[budget.total]\ngrowth = "1 kB"\n')
-    runner = Runner(tmp_path, real=False)
+    runner = Runner(tmp_path, warm / "torchtailor")
     (runner.tools / "refused").touch()
     done = runner.run({"old": "old.so", "new": "new.so", "budget": "budget.toml", "pull-request": "17"})
     assert done.returncode == 10

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.integration.building.conftest import Shell, shell, site
+from tests.integration.building.conftest import Shell, site
 from tests.programs import write_program
 from tests.unit.ci.workflows import OPTIONS, load, written
+from tests.unit.fetch.serving import Site
 from torchtailor.catalog import load_catalog
 from torchtailor.publish.ci.plan import CiOptions, CiSystem
 
-__all__ = ["shell", "site"]
+__all__ = ["site"]
 
 pytestmark = pytest.mark.xdist_group("farm")
 SELECTED = ("sm{80,90}-avx2", "--release", "main", "--cuda", "12.8", "--level", "static")
@@ -29,6 +30,13 @@ OWN = ("--runner", "x86_64=self-hosted")  # folders stay
 
 
 ZIZMOR = "zizmor==1.32.0"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, site: Site, warm: Path) -> Shell:
+    shell = Shell(tmp_path, site)
+    shell.environment["PATH"] = f"{warm}{os.pathsep}{shell.environment['PATH']}"
+    return shell
 
 
 class GitHubRun:
