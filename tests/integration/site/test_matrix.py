@@ -16,8 +16,9 @@ from torchtailor.core.errors import TorchtailorError
 NAMES = "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def matrix(browser: Any, site: Path) -> Any:
+    """Loaded once: thousands of rows take seconds."""
     open_page(browser, site / "matrix.html")
     return browser
 

@@ -321,19 +321,17 @@ def test_another_vendors_gpu_can_be_left_out(browser: Any, site: Path) -> None:
     assert "for the CPU" in text_of(browser, "#headline")
 
 
-@pytest.mark.parametrize(
-    "document",
-    [{}, [], 3, {"cpu": 1}, {"schema": SCHEMA, "cpu": {}, "system": {}}, {"cpu": {"flags": 5}}],
-)
-def test_a_broken_description_is_said(selector: Any, document: Any) -> None:
-    said = paste(selector, json.dumps(document))
-    assert said.startswith("Not understood:"), said
+def test_a_broken_description_is_said(selector: Any) -> None:
     import base64
 
-    packed = base64.urlsafe_b64encode(json.dumps(document or {"cpu": 0}).encode()).decode().rstrip("=")
-    ask(selector, f"location.hash = 'host={packed}'")
-    settle(selector)
-    assert text_of(selector, ".eyebrow") == "No answer for this"
+    for document in ({}, [], 3, {"cpu": 1}, {"schema": SCHEMA, "cpu": {}, "system": {}}, {"cpu": {"flags": 5}}):
+        ask(selector, "document.getElementById('understood').textContent = ''")
+        said = paste(selector, json.dumps(document))
+        assert said.startswith("Not understood:"), said
+        packed = base64.urlsafe_b64encode(json.dumps(document or {"cpu": 0}).encode()).decode().rstrip("=")
+        ask(selector, f"document.getElementById('result').textContent = ''; location.hash = 'host={packed}'")
+        settle(selector)
+        assert text_of(selector, ".eyebrow") == "No answer for this", document
     assert [row for row in selector.get_log("browser") if "Uncaught" in row["message"]] == []
 
 
