@@ -93,7 +93,7 @@ def test_axe_finds_nothing(browser: Any, site: Path, axe: str, name: str, state:
 FAULTS = {
     "image-alt": "<img src='data:,'>",
     "color-contrast": "<p style='color: #888; background: #777'>hardly seen</p>",
-    "target-size": "<button style='width: 9px; height: 9px; padding: 0'>a</button><button style='width: 9px'>b</button>",
+    "target-size": "<button style='width:9px; height:9px; padding:0'>a</button><button style='width: 9px'>b</button>",
 }
 
 

@@ -324,7 +324,8 @@ def test_another_vendors_gpu_can_be_left_out(browser: Any, site: Path) -> None:
 def test_a_broken_description_is_said(selector: Any) -> None:
     import base64
 
-    for document in ({}, [], 3, {"cpu": 1}, {"schema": SCHEMA, "cpu": {}, "system": {}}, {"cpu": {"flags": 5}}):
+    documents: list[Any] = [{}, [], 3, {"cpu": 1}, {"schema": SCHEMA, "cpu": {}, "system": {}}, {"cpu": {"flags": 5}}]
+    for document in documents:
         ask(selector, "document.getElementById('understood').textContent = ''")
         said = paste(selector, json.dumps(document))
         assert said.startswith("Not understood:"), said
