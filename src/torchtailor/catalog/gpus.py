@@ -205,6 +205,16 @@ class Gpu(Sourced, frozen=True, kw_only=True):
         later = [driver for product, driver in self.product_drivers.items() if words >= set(product.lower().split())]
         return max(later) if later else self.first_driver
 
+    def in_datacenters(self, name: str) -> bool | None:
+        """Whether a product, by the name that drivers print, is one for data centres; None where that is not known."""
+        words = set(re.findall(r"[a-z0-9]+", name.lower()))
+        rows = [(market, set(one.lower().split())) for market, products in self.products.items() for one in products]
+        found = [(market, product) for market, product in rows if words >= product]
+        markets = {market for market, product in found if not any(product < longer for _, longer in found)}
+        if not markets and words & {"geforce", "gtx", "rtx", "quadro", "titan"}:
+            return False
+        return "datacenter" in markets if len(markets) == 1 else None
+
     def describe(self, limit: int = 3) -> str:
         """A short human name with one product of each market first: `Ampere: A40, RTX A6000, RTX 3090 Ti`."""
         markets = list(self.products.values())

@@ -126,6 +126,14 @@ class Catalog:
             f"Known: {', '.join(known)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
 
+    def for_python(self, release: Release, python: str) -> Release:
+        """The release, or the newest of its older patch releases where these alone are available for this Python."""
+        if python in release.pythons:
+            return release
+        patches = [patch for patch in release.patches if python in patch.pythons]
+        newest = sorted(patches, key=lambda patch: patch.version, reverse=True)
+        return self.release(str(newest[0].version)) if newest else release
+
     def method(self, name: str) -> Method:
         """A build method by its name."""
         if name not in self.methods:

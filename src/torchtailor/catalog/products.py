@@ -319,6 +319,9 @@ def _unknown(name: str, gpus: Mapping[Capability, Gpu]) -> NoMatchError:
             "PyTorch no longer supports.",
             ended.text,
         )
+    if re.fullmatch(r"\d{1,2}\.\S{0,3}", name.strip()):
+        known = ", ".join(str(capability) for capability in gpus)
+        return NoMatchError(f"{name!r} is not a compute capability.", f"Known: {known}; or give the GPU's name.")
     near = _near(words(name), gpus)
     close = f" Did you mean {' or '.join(near)}?" if near else ""
     return NoMatchError(f"No GPU is known as {name!r}.{close}", _ASK)

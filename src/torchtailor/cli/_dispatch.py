@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._layout import GroupedCommand
 from torchtailor.cli._verbose import add_verbose
-from torchtailor.core.errors import ExitCode, ProgramCode, TorchtailorError, UsageError
+from torchtailor.core.errors import ExitCode, ProgramCode, StoppedError, TorchtailorError, UsageError
 
 _PROGRAM = "torchtailor"
 
@@ -57,7 +57,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             result = command.main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
         sys.stdout.flush()
     except TorchtailorError as error:
-        return _say(error.message, error.hint, error.code)
+        stopped = isinstance(error, StoppedError)
+        return _stop(error.message, error.hint) if stopped else _say(error.message, error.hint, error.code)
     except typer.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -72,13 +73,22 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         if hasattr(error, "format_message"):  # typer's own: a wrong option or argument
             message = str(error.format_message()).rstrip(".")
             path = getattr(getattr(error, "ctx", None), "command_path", f"torchtailor {name}")
-            return _say(message if message.endswith("?") else f"{message}.", f"See `{path} --help`.", ExitCode.USAGE)
+            return _say(message if message.endswith("?") else f"{message}.", _usage_hint(error, path), ExitCode.USAGE)
         if os.environ.get("TORCHTAILOR_DEBUG"):
             raise
         return _say_unexpected(error)
     if result == ExitCode.INTERRUPTED and not isinstance(result, ProgramCode):  # typer turns Ctrl-C into this result
         return _stop()
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _usage_hint(error: Any, path: str) -> str:
+    """What to do about a wrong command line; where the result is named by an argument, -o has no place."""
+    if getattr(error, "option_name", "") in ("-o", "--out", "--output") and error.ctx is not None:
+        names = [one.metavar for one in error.ctx.command.params if one.param_type_name == "argument"]
+        if len(names) > 1:
+            return f"The result is named behind its source: `{path} {' '.join(names)}`."
+    return f"See `{path} --help`."
 
 
 def _root(load: Callable[[str], Any]) -> Any:
@@ -175,11 +185,11 @@ def _interrupt(number: int, _: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop() -> int:
+def _stop(message: str = "Stopped.", hint: str = "What is finished is whole. Run the same command to resume.") -> int:
     code = 128 + _ended_by[0] if _ended_by else ExitCode.INTERRUPTED
     _ended_by.clear()
     with suppress(KeyboardInterrupt):  # a second Ctrl-C adds nothing
-        return _say("Stopped.", "Run the same command to resume.", code)
+        return _say(message, hint, code)
     return code
 
 

@@ -31,7 +31,7 @@ def command(
     if json:
         print_json("restore", Restored(dry_run, results))
         return ExitCode.ENVIRONMENT if commands or any(result.came_cut for result in results) else ExitCode.OK
-    restored = [library for result in results for library in result.libraries]
+    restored = [result.site / library for result in results for library in result.libraries]
     if restored:
         verb = "Would restore" if dry_run else "Restored"
         size = human_bytes(sum(result.size for result in results))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from torchtailor.cli import _cut, _options
+from torchtailor.core.errors import StoppedError
 
 if TYPE_CHECKING:
     from torchtailor.tailoring.inputs import TailorReport
@@ -63,7 +65,8 @@ def command(
     gpus = cut.given.get("gpu", ())
     options = cut_for(gpus, **cut.choices, keep_removed=keep_removed, dry_run=dry_run, processes=jobs)
     _cut.say_elsewhere_chosen(cut, options)
-    with ProgressBar(quiet=json) as bar:
+    in_place = env is not None or not paths
+    with ProgressBar(quiet=json) as bar, _saying_what_changed(in_place=in_place, dry_run=dry_run):
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
         print_json("tailor", report.document)
@@ -73,6 +76,22 @@ def command(
         err().print(f"error: {failure.error.message}", markup=False)
     if report.error:
         raise report.error
+
+
+@contextmanager
+def _saying_what_changed(*, in_place: bool, dry_run: bool) -> Iterator[None]:
+    """Say with Ctrl-C what is different now."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        notes = getattr(stop, "__notes__", ())
+        if in_place and notes and not dry_run:
+            undo = "" if notes[-1].startswith("Nothing") else " `torchtailor restore` undoes it."
+            raise StoppedError(f"Stopped. {notes[-1]}", f"Run the same command to go on.{undo}") from stop
+        unchanged = (
+            "Nothing was changed." if in_place or dry_run else "Inputs are unchanged, and what is written is whole."
+        )
+        raise StoppedError(f"Stopped. {unchanged}", "Run the same command again.") from stop
 
 
 def _told_by_error(report: TailorReport) -> bool:
@@ -110,7 +129,7 @@ def _print(report: TailorReport) -> None:
             sizes = f": {before} -> {after} ({left} left)" if result.differs and not result.size_after_unknown else ""
             if result.packs_size and sizes:
                 sizes += f", {human_bytes(result.size_after - result.packs_size)} without its packs"
-            elif report.options.packing and not report.options.no_pack and result.dry_run and sizes:
+            elif _apart(report, [result]) and result.dry_run and sizes:
                 sizes += " without its packs"
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
@@ -131,6 +150,12 @@ def _print(report: TailorReport) -> None:
         out().print(line, markup=False)
 
 
+def _apart(report: TailorReport, results: Sequence[TailorResult]) -> bool:
+    """Whether the libraries' sizes leave out packs, which take room themselves."""
+    moved = any(library.moved or library.pages for result in results for library in result.changed)
+    return moved and not report.options.no_pack
+
+
 def _last_line(report: TailorReport, saved: int) -> str:
     """What it gained; where code went to packs, which take room themselves, what is left of the libraries."""
     from torchtailor.cli.ui import human_bytes, human_seconds
@@ -138,8 +163,7 @@ def _last_line(report: TailorReport, saved: int) -> str:
     dry_run, targets, took = report.options.dry_run, report.options.targets, human_seconds(report.seconds)
     size = sum(library.size_before for result in report.results for library in result.libraries)
     before, after, left = _cut.sizes(size, size - saved)
-    packs = any(library.pack or library.pages for result in report.results for library in result.changed)
-    if packs and not report.options.no_pack:
+    if _apart(report, report.results):
         line = f"Libraries for {targets}: {before} -> {after} ({left} left) without their packs"
         return f"{line}. Nothing was written; looking took {took}." if dry_run else f"{line}, in {took}."
     line = f"{'Would save' if dry_run else 'Saved'} {human_bytes(saved)} of libraries for {targets}"

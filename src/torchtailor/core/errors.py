@@ -57,6 +57,12 @@ class TorchtailorError(Exception):
         self.hint = hint
 
 
+class StoppedError(TorchtailorError):
+    """A command was stopped by Ctrl-C or a signal, and knows what it had changed by then."""
+
+    code = ExitCode.INTERRUPTED
+
+
 class UsageError(TorchtailorError):
     """The command line or a configuration file is wrong."""
 

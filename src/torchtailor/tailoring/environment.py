@@ -74,9 +74,11 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
                 indexes = changes.add_indexes(module_indexes(plan.tree, options, plan.dropped, own_python(site)))
                 outcome = _result(plan, [*done, *skipped], [*dropped, *plan.replaced], notes, options)
                 outcome = replace(outcome, module_indexes=indexes, baked_caches=changes.add_caches(caches))
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report
                 changes.settle()
+            if isinstance(error, KeyboardInterrupt):
+                error.add_note(changes.so_far(chains))
             raise
         changes.settle()
         packs = size_of_packs(site, options)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchtailor.core.disk import copy_attributes, give_to, hash_file, sync_folder, write_atomically
 from torchtailor.core.documents import plain
+from torchtailor.core.format import counted
 from torchtailor.core.progress import Progress
 from torchtailor.core.trust import inside
 from torchtailor.surgery.cut import Cut
@@ -18,7 +19,7 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.caches import BakedCaches, MadeCaches
 from torchtailor.tailoring.delta import write_whole
 from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, removed_name, stamp_of
-from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
+from torchtailor.tailoring.journal import AddedFile, Chains, Change, Journal, reconcile
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.manifest import library_json, stand_in_json
 from torchtailor.tailoring.module_index import MadeIndex, ModuleIndex
@@ -47,6 +48,14 @@ class InPlace:
         if result.status.changed:
             self.known.update(dict.fromkeys(names, FileState(result.sha256_out, result.size_after)))
         return result
+
+    def so_far(self, chains: Chains) -> str:
+        """What a run that was stopped has changed; `chains` are what was changed before it."""
+        before = {path: chain[-1].state_after for path, chain in chains.items()}
+        changed = sum(before.get(path) != state for path, state in self.known.items())
+        if not changed:
+            return f"Nothing was changed in {self.journal.site}."
+        return f"Changed so far in {self.journal.site}: {counted(changed, 'file')}, each whole and recorded."
 
     def settle(self) -> None:
         """Bring RECORDs, manifests and the journal in line with the files."""

@@ -285,6 +285,13 @@ def test_a_cpu_without_its_brand_is_asked_for_it(catalog: Catalog, name: str) ->
     assert "brand" in error.value.hint
 
 
+@pytest.mark.parametrize("name", ["9.x", "12.", "8.9a1"])
+def test_what_looks_like_a_capability_is_called_one(catalog: Catalog, name: str) -> None:
+    with pytest.raises(NoMatchError, match="is not a compute capability") as error:
+        catalog.find_gpu(name)
+    assert "8.9, 9.0" in error.value.hint
+
+
 def test_an_unknown_cpu_name_says_what_to_do(catalog: Catalog) -> None:
     with pytest.raises(NoMatchError) as error:
         catalog.microarchitecture("Z80")

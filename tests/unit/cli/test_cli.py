@@ -265,6 +265,43 @@ def test_a_narrow_table_keeps_its_numbers_and_its_result(monkeypatch: pytest.Mon
     assert "".join(folded.split()).startswith(wheel[:20])
 
 
+def test_a_table_that_fits_is_drawn_as_rich_would_measure_it() -> None:
+    from rich.console import Console
+
+    from torchtailor.cli.ui import console
+
+    rows = [("a", "1", ""), ("bcd \u4e2d\u6587", "1000", "x y"), ("", "", "long words and more")]
+    drawn = []
+    for natural in (True, False):
+        window = Console(file=io.StringIO(), width=100)
+        window.print(console._table(("Name", "Number", "Text"), rows, "Title", natural=natural))
+        drawn.append(window.file.getvalue())  # type: ignore[attr-defined]
+    assert drawn[0] == drawn[1]
+
+
+def test_lines_of_a_window_have_no_spaces_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from torchtailor.cli.ui import console
+
+    window = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "out", lambda: window)
+    text = "  - PyTorch 2.15.0 with CUDA 13.2 and a few more words than a line of the window holds"
+    window.print(console.hanging(Text(text), 4))
+    lines = window.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) > 2 and all(line == line.rstrip() for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert " ".join(" ".join(lines).split()) == text.strip()
+
+
+def test_an_option_for_the_result_of_a_command_that_names_it_behind_its_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["image", "oci:a:b", "-o", "oci:c:d"]) == ExitCode.USAGE
+    assert "`torchtailor image SOURCE DESTINATION`" in " ".join(capsys.readouterr().err.split())
+
+
 def test_lines_of_a_plan_hang_below_their_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 

@@ -128,6 +128,21 @@ def test_a_gpu_without_a_wheel_is_compiled_for_and_not_for_another() -> None:
     assert not any("no stock variant" in reason for reason in best.reasons)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "advice"),
+    [
+        ("Tesla T4", "Try a newer container"),
+        ("NVIDIA GeForce RTX 2080 Ti", ""),
+        ("Quadro RTX 6000", ""),
+        ("7.5", "If it is a data-centre GPU"),
+    ],
+)
+def test_the_compatibility_library_is_for_gpus_of_data_centres(gpu: str, advice: str) -> None:
+    found = recommend(gpus=[gpu], driver="418.40")
+    texts = [one.text for one in found.alternatives if one.kind == "container"]
+    assert texts == [] if not advice else texts[0].startswith(advice)
+
+
 def test_no_container_for_a_kernel_driver_that_predates_the_gpu_nor_for_dropped_gpus() -> None:
     for found in (ask("RTX PRO 6000 Blackwell", cpu="zen4", driver="565.57.01"), ask("K40", cpu="haswell")):
         assert found.best is None and "container" not in {one.kind for one in found.alternatives}

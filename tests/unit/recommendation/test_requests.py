@@ -64,6 +64,16 @@ def test_the_command_can_be_pasted_whatever_the_folder_is_called() -> None:
     assert command is not None and shlex.split(command)[-2:] == ["--into", "my env"]
 
 
+def test_a_python_that_only_an_older_patch_release_has_gets_that() -> None:
+    """2.12.1 has no wheels for 3.13t, 2.12.0 has."""
+    host = machines.host("h100-driver-580")
+    best = ask(host, python="3.13t").best
+    assert best is not None and best.variant.startswith("pytorch212_0-python313t-cuda13_")
+    named = ask(host, python="3.13t", release="2.12").best
+    assert named is not None and named.variant == best.variant
+    assert {variant.release.name for variant in machines.matrix().variants("2.12", "3.13t")} == {"2.12.0"}
+
+
 def test_the_python_of_old_systems_gets_the_last_release_for_it() -> None:
     best = ask(machines.host("t4"), python="3.9").best  # the system's Python of RHEL 9
     assert best is not None and (best.pytorch, best.python, best.method) == ("2.8.0", "3.9", "wheel")

@@ -12,7 +12,8 @@ from tests.unit.gpucode.builders import cubin
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.catalog import Capability, load_catalog
-from torchtailor.core.errors import CheckFailedError, ImpossibleError
+from torchtailor.cli import main
+from torchtailor.core.errors import CheckFailedError, ExitCode, ImpossibleError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.in_place import InPlace
@@ -183,6 +184,25 @@ def test_a_run_that_is_killed_goes_on(site: Path, step: str, monkeypatch: pytest
     check_records(site)
     restore_environment(site)
     assert tree(site) == before
+
+
+@pytest.mark.parametrize("step", ["replace_library", "leave_out"])
+def test_ctrl_c_says_what_has_changed(
+    site: Path, step: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first library, and behind it."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InPlace, step, stop)
+    monkeypatch.setattr("torchtailor.tailoring.inputs.environment_sites", lambda _: (site,))
+    assert main(["tailor", "--env", str(site), "--gpu", "9.0", "-j", "1"]) == ExitCode.INTERRUPTED
+    said = "".join(capsys.readouterr().err.split())
+    whole = f"Stopped. Changed so far in {site}: 1 file, each whole and recorded."
+    expected = f"Stopped. Nothing was changed in {site}." if step == "replace_library" else whole
+    assert "".join(expected.split()) in said
+    assert ("restore" in said) == (step == "leave_out")
 
 
 def test_a_changed_file_stays_and_is_named(site: Path) -> None:

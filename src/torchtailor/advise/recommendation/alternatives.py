@@ -299,10 +299,14 @@ def _containers(situation: Situation) -> Iterator[Alternative]:
         )
         yield Alternative("container", text)
     elif DriverFit.DROPPED_GPU not in fits:
+        known = [(situation.catalog.gpus.get(one.compute), one.name) for one in devices if one.compute]
+        served = [gpu.in_datacenters(name) for gpu, name in known if gpu is not None]
+        if False in served:
+            return
         text = (
-            "If it is a data-centre GPU, try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) "
-            "include a compatibility library with which such GPUs run a newer CUDA on an older driver; see their "
-            "release notes."
+            f"{'Try' if served and all(served) else 'If it is a data-centre GPU, try'} a newer container: NVIDIA's own "
+            "PyTorch images (nvcr.io/nvidia/pytorch) include a compatibility library with which data-centre GPUs run a "
+            "newer CUDA on an older driver; see their release notes."
         )
         yield Alternative("container", text)
 

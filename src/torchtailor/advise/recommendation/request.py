@@ -45,7 +45,8 @@ class Request:
 
     def check(self, catalog: Catalog) -> None:
         """Refuse a release that does not exist and a Python that is not available."""
-        releases = [catalog.release(self.release)] if self.release else list(catalog.releases.values())
+        named = [catalog.release(self.release)] if self.release else list(catalog.releases.values())
+        releases = [catalog.for_python(release, self.wanted_python) for release in named]
         offered = sorted({python for release in releases for python in release.pythons}, key=python_key)
         if self.wanted_python not in offered:
             where = f"PyTorch {releases[0].version} (release {self.release})" if self.release else "any release"
@@ -120,7 +121,9 @@ class Situation:
         """The releases that may be chosen from, newest first: those asked for, and available for the Python."""
         wanted = self.request.release
         releases = [self.catalog.release(wanted)] if wanted else list(self.catalog.releases.values())
-        offered = [release for release in releases if self.request.wanted_python in release.pythons]
+        python = self.request.wanted_python
+        fitting = [self.catalog.for_python(release, python) for release in releases]
+        offered = [release for release in fitting if python in release.pythons]
         return tuple(sorted(offered, key=lambda release: release.version, reverse=True))
 
     def for_python(self, python: str) -> Situation:

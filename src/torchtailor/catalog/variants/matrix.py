@@ -73,7 +73,8 @@ class Matrix:
     def variants(self, release: str | None = None, python: str | None = None) -> Iterator[Variant]:
         """Variants in the catalog's order; of each release's default Python, of another, or (`all`) of every one."""
         releases = [self.catalog.release(release)] if release else list(self.catalog.releases.values())
-        for item in releases:
+        for named in releases:
+            item = self.catalog.for_python(named, python) if python and python != "all" else named
             pythons = item.pythons if python == "all" else (python or item.default_python,)
             for version in pythons:
                 if version in item.pythons:

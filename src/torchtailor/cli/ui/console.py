@@ -99,17 +99,17 @@ def print_text(text: str) -> None:
     sys.stdout.write(printable(text))
 
 
-def hanging(line: Text, head: int) -> Text | Table:
+def hanging(line: Text, head: int) -> Text:
     """A line whose further lines on a terminal stand below the column where its text begins."""
-    from rich.table import Table
+    from rich.text import Text
 
-    if not (head and out().is_terminal):
+    console = out()
+    if line.no_wrap or not console.is_terminal:
         return line
-    drawn = Table.grid()
-    drawn.add_column(no_wrap=True)
-    drawn.add_column(overflow="fold")
-    drawn.add_row(line[:head], line[head:])
-    return drawn
+    lines = line[head:].wrap(console, max(console.width - head, _SHORTEST), overflow="fold")
+    for one in lines:
+        one.rstrip()
+    return Text.assemble(line[:head], Text("\n" + " " * head).join(lines))
 
 
 def table(
@@ -124,17 +124,17 @@ def table(
     of `paths` in its first column the ends are shown. An optional column in which nothing is is not shown at all."""
     empty = [name for at, name in enumerate(columns) if name in optional and not any(str(row[at]) for row in rows)]
     columns, rows = _without(columns, rows, empty)
-    drawn = _table(columns, rows, title)
     for name in optional:
-        if _width(drawn).maximum <= out().width:
+        if _width(columns, rows).maximum <= out().width:
             break
         columns, rows = _without(columns, rows, [name])
-        drawn = _table(columns, rows, title)
-    if paths and rows and (over := _width(drawn).maximum - out().width) > 0:
+    if paths and rows and (over := _width(columns, rows).maximum - out().width) > 0:
         longest = max(len(str(row[0])) for row in rows)
         rows = [[_end_of(str(row[0]), max(longest - over, _SHORTEST)), *row[1:]] for row in rows]
-        drawn = _table(columns, rows, title)
-    return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
+    width = _width(columns, rows)
+    return _table(
+        columns, rows, title, narrow=width.minimum > out().width, natural=width.maximum <= out().width and bool(rows)
+    )
 
 
 def _without(
@@ -171,17 +171,36 @@ def _end_of(path: str, room: int) -> str:
     return f"…{end[end.index('/') :]}" if "/" in end[:-1] else f"…{end}"
 
 
-def _width(drawn: Table) -> Measurement:
+def _width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Measurement:
+    """How wide the table is; of each column the longest cell and the one of the longest word say it for all."""
     from rich.measure import Measurement
 
+    cells = [[str(cell) for cell in column] for column in zip(*rows, strict=True)]
+    longest = [max(column, key=_longest_line) for column in cells]
+    words = [max(column, key=lambda cell: max(map(len, cell.split()), default=0)) for column in cells]
     console = out()
-    return Measurement.get(console, console.options.update(max_width=10_000), drawn)
+    few = _table(columns, [longest, words] if rows else [], None, like=rows)
+    return Measurement.get(console, console.options.update(max_width=10_000), few)
+
+
+def _longest_line(cell: str) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, cell.splitlines()), default=0)
 
 
 def _table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None, *, narrow: bool = False
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    title: str | None,
+    *,
+    narrow: bool = False,
+    natural: bool = False,
+    like: Sequence[Sequence[object]] | None = None,
 ) -> Table:
-    """Columns whose cells are all numeric are right-aligned and never folded; names are, where it is too narrow."""
+    """Columns whose cells are all numeric (`like` has them all) are right-aligned and never folded; names are, where it
+    is too narrow. Where there is room for all (`natural`), widths are given and each column is drawn as one cell: rich
+    takes seconds for the cells of thousands of rows."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -190,12 +209,21 @@ def _table(
 
     drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
-        cells = [str(row[index]) for row in rows]
+        cells = [str(row[index]) for row in (rows if like is None else like)]
         numeric = bool(cells) and all(not cell or cell[0].isdigit() for cell in cells)
         whole = numeric or (index == 0 and not narrow)
-        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
-    for row in rows:
-        drawn.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
+        drawn.add_column(
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=whole,
+            width=max(map(_longest_line, map(printable, (column, *cells)))) if natural else None,
+        )
+    lines = [[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row] for row in rows]
+    if natural and not any("\n" in cell.plain for row in lines for cell in row):
+        lines = [[Text("\n").join(column) for column in zip(*lines, strict=True)]]
+    for row in lines:
+        drawn.add_row(*row)
     return drawn
 
 
