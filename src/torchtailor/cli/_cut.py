@@ -86,7 +86,8 @@ OPTIONS = (
     CutOption("no_pack", bool, "Make none: what the trace does not name no longer runs.", panel=WORKLOAD),
     CutOption("host_pages", str, "Which pages of libraries that the program did not touch go to packs: code (default), "
               "all (read-only data too), keep.", panel=WORKLOAD, metavar="WHICH"),
-    CutOption("gap", int, "Keep fewer untouched bytes than these between touched ones; 8192 where none is given.",
+    CutOption("gap", int, "Keep fewer untouched bytes than these between touched ones; where none is given 4096, of "
+              "compressed packs 8192.",
               panel=WORKLOAD, metavar="BYTES", range=(0, 1 << 30)),
     CutOption("debuggable", bool, "Keep unwind tables, which debuggers read from the file.", panel=WORKLOAD),
     CutOption("pack_compress", str, "Store the pages in packs as zstd; none is the default, and quicker.",

@@ -36,7 +36,6 @@ from torchtailor.workload.pack import PACK_VARIABLE
 _Choice = TypeVar("_Choice", bound=Enum)
 
 DEFAULT_LEVEL = 19  # of zstd
-DEFAULT_GAP = 8 << 10  # bytes: with less, a compressed pack has many mappings for little gain
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 GPU_ONLY = "gpu-only"  # the rule of files that are of no use without a GPU
 _DRIVER = re.compile(r"\d+(\.\d+)*")
@@ -64,6 +63,10 @@ class PackCompression(Enum):
     @classmethod
     def of(cls, word: str) -> PackCompression:
         return _named(cls, word, "--pack-compress")
+
+
+# bytes: a raw pack is mapped whole, and of a compressed one each piece is a mapping
+_GAPS = {PackCompression.NONE: 4 << 10, PackCompression.ZSTD: 8 << 10}
 
 
 def _left(pages: PagesPolicy | None, used: WorkloadPolicy | None) -> HostPages | None:
@@ -119,7 +122,7 @@ class Cut:
     index_modules: bool = False  # modules that the workload imported in one file a package too
     no_pack: bool = False  # make none: what the workload does not use is gone
     host_pages: HostPages | None = None  # None: code, where there are a workload and packs
-    gap: int = DEFAULT_GAP  # untouched pages between touched ones stay where they are fewer bytes than this
+    gap: int | None = None  # fewer untouched bytes than these between touched ones stay; None: as the packs have it
     debuggable: bool = False  # unwind tables stay, for debuggers
     pack_compress: PackCompression = PackCompression.NONE  # of the pages in packs
     split: bool = False  # all code that a hook can hand out goes to packs, one for the targets; see tailoring/split.py
@@ -180,7 +183,7 @@ class Cut:
         packed = self.pack_compress is not PackCompression.NONE
         given = {
             "--host-pages": self.host_pages not in (None, HostPages.KEEP),
-            "--gap": self.gap != DEFAULT_GAP,
+            "--gap": self.gap is not None,
             "--debuggable": self.debuggable,
             "--pack-compress": packed,
         }
@@ -189,7 +192,7 @@ class Cut:
             raise UsageError(
                 f"{' and '.join(names)} {verb} to --workload.", "Add --workload TRACE, or leave the option out."
             )
-        if self.gap < 0:
+        if self.gap is not None and self.gap < 0:
             raise UsageError(f"--gap {self.gap} is less than nothing.", "Give a number of bytes, such as 8192.")
         if self.no_pack and (self.host_pages is HostPages.ALL or packed):
             name = "--pack-compress" if packed else "--host-pages all"
@@ -319,12 +322,17 @@ class Cut:
         """The same for whatever runs."""
         packing: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False}
         packing |= {"drop_unopened": False, "index_modules": False}
-        pages: dict[str, Any] = {"host_pages": None, "gap": DEFAULT_GAP, "debuggable": False}
+        pages: dict[str, Any] = {"host_pages": None, "gap": None, "debuggable": False}
         return replace(self, **packing, **pages, pack_compress=PackCompression.NONE)
 
     def with_default_strip(self) -> Cut:
         """The same, where symbol tables go unless the user keeps them; whether for them alone, the input decides."""
         return self if self.strip is not None else replace(self, strip=True)
+
+    @property
+    def least_gap(self) -> int:
+        """Bytes: fewer untouched ones between touched ones stay."""
+        return _GAPS[self.pack_compress] if self.gap is None else self.gap
 
     @property
     def document(self) -> CutDocument:
@@ -350,7 +358,7 @@ class Cut:
                 index_modules=self.index_modules,
                 driver=None if self.recompress else self.driver,
                 caches=self.caches.digest if self.caches else None,
-                host_pages=PagesPolicy(self.pages.value, self.gap, self.debuggable, self.pack_compress.value)
+                host_pages=PagesPolicy(self.pages.value, self.least_gap, self.debuggable, self.pack_compress.value)
                 if self.pages is not HostPages.KEEP
                 else None,
             ),
@@ -366,6 +374,7 @@ class Cut:
         """The cut of a job's document; `how` is how the work is done."""
         target, policy = document.target, document.policy
         used, pages = policy.workload, policy.host_pages
+        compress = PackCompression(pages.packs) if pages else PackCompression.NONE
         return cls(
             Targets(tuple(arch for text in target.archs for arch in TorchArch.parse_list(text)), target.keep_ptx),
             lto=policy.lto,
@@ -382,9 +391,9 @@ class Cut:
             index_modules=policy.index_modules,
             split=policy.split,
             host_pages=_left(pages, used),
-            gap=pages.gap if pages else DEFAULT_GAP,
+            gap=pages.gap if pages and pages.gap != _GAPS[compress] else None,
             debuggable=bool(pages and pages.debuggable),
-            pack_compress=PackCompression(pages.packs) if pages else PackCompression.NONE,
+            pack_compress=compress,
             also=document.also,
             **how,
         )

@@ -201,7 +201,7 @@ class _Tailoring:
         worth = WORTH_UNOPENED if unopened else WORTH
         name = pack_name(self.name, options, None, ())
         gpu = frozenset(found.section for found in self.code.containers)
-        rest = options.gap, options.debuggable, self.place.hook, name, apart, worth, gpu
+        rest = options.least_gap, options.debuggable, self.place.hook, name, apart, worth, gpu
         wanted = WantedPages(touched, identity, every, *rest)
         return wanted if touched or unopened else None
 

@@ -12,7 +12,7 @@ from torchtailor.advise.host.targets import ARCH_LIST_VARIABLE, read_targets
 from torchtailor.catalog import load_catalog
 from torchtailor.code.gpucode.targets import NO_GPU, Targets
 from torchtailor.core.errors import UsageError
-from torchtailor.surgery.cut import DEFAULT_GAP, DEFAULT_LEVEL, Cut, HostPages, PackCompression
+from torchtailor.surgery.cut import DEFAULT_LEVEL, Cut, HostPages, PackCompression
 from torchtailor.workload.caches import Caches, read_caches
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
@@ -89,7 +89,7 @@ def chosen_in(cut: Cut) -> dict[str, Any]:
         "margin": used and used.margin,
         "no_pack": cut.no_pack or None,
         "host_pages": pages.value if cut.host_pages or pages is not HostPages.KEEP else None,
-        "gap": cut.gap if cut.gap != DEFAULT_GAP else None,
+        "gap": cut.gap,
         "debuggable": cut.debuggable or None,
         "pack_compress": cut.pack_compress.value if cut.pack_compress is not PackCompression.NONE else None,
         "drop_unopened": cut.drop_unopened or None,

@@ -51,15 +51,15 @@ WORDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "no_pack": (["--workload", "app.trace", "--no-pack"], {"workload": {**USED, "pack": False}}),
     "host_pages": (
         ["--workload", "app.trace", "--host-pages", "all"],
-        {"host_pages": {"left": "all", "gap": 8192, "debuggable": False, "packs": "none"}},
+        {"host_pages": {"left": "all", "gap": 4096, "debuggable": False, "packs": "none"}},
     ),
     "gap": (
-        ["--workload", "app.trace", "--gap", "4096"],
-        {"host_pages": {"left": "code", "gap": 4096, "debuggable": False, "packs": "none"}},
+        ["--workload", "app.trace", "--gap", "16384"],
+        {"host_pages": {"left": "code", "gap": 16384, "debuggable": False, "packs": "none"}},
     ),
     "debuggable": (
         ["--workload", "app.trace", "--debuggable"],
-        {"host_pages": {"left": "code", "gap": 8192, "debuggable": True, "packs": "none"}},
+        {"host_pages": {"left": "code", "gap": 4096, "debuggable": True, "packs": "none"}},
     ),
     "pack_compress": (
         ["--workload", "app.trace", "--pack-compress", "zstd"],
@@ -196,7 +196,7 @@ CHOICES: list[dict[str, Any]] = [
     {"recompress": True, "level": 3, "driver": "570.26"},
     {"split": True, "also": ("nvidia-cublas-cu12",)},
     {"workload": TracedWorkload(TRACE, "library"), "no_pack": True, "drop_unopened": True, "strip": True},
-    {"workload": TracedWorkload(TRACE), "host_pages": HostPages.ALL, "gap": 4096, "debuggable": True},
+    {"workload": TracedWorkload(TRACE), "host_pages": HostPages.ALL, "gap": 16384, "debuggable": True},
     {"workload": TracedWorkload(TRACE), "host_pages": HostPages.KEEP},
     {"workload": TracedWorkload(TRACE), "pack_compress": PackCompression.ZSTD},
 ]
