@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.calling import call
 from tests.integration.building.source.conftest import ISA
 from tests.waiting import LONG, processes_naming, wait_until
 from torchtailor.building.ledger.ledger import Ledger, Result
@@ -22,6 +23,7 @@ from torchtailor.core.pythons import running_python
 pytestmark = pytest.mark.xdist_group("source")
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Words = Callable[..., list[str]]
 # So many files of the project are compiled; all others wait until the test opens the gate.
 GATE = r"""
 case "$*" in *cmTC_*) ;;  # CMake tries the compiler
@@ -33,25 +35,25 @@ esac
 
 
 @pytest.fixture
-def start(project: Path, work: Path, tmp_path: Path, ledger: Ledger) -> Iterator[Start]:
-    """Start `torchtailor build --via source` with the small project."""
+def words(project: Path, work: Path, tmp_path: Path, ledger: Ledger) -> Words:
+    """The words of `torchtailor build --via source` with the small project."""
+
+    def of(*more: str, isa: str = ISA, folder: Path = work) -> list[str]:
+        line = ["build", f"cpu-{isa}", "--via", "source", "--source", str(project), "--python", running_python()]
+        line += ["--profile", "minimal", "--no-verify", "--no-bundle", "--no-ccache"]
+        line += ["--skip-check", "blas", "--skip-check", "disk", "--skip-check", "memory", "--work", str(folder)]
+        return [*line, "-o", str(tmp_path / "dist"), *more]
+
+    return of
+
+
+@pytest.fixture
+def start(words: Words, tmp_path: Path) -> Iterator[Start]:
+    """Start it as a process of its own, which something may end."""
     running: list[subprocess.Popen[str]] = []
 
-    def run(*more: str, isa: str = ISA, folder: Path = work) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "torchtailor", "build", f"cpu-{isa}", "--via", "source"]
-        line += [
-            "--source",
-            str(project),
-            "--python",
-            running_python(),
-            "--profile",
-            "minimal",
-            "--no-verify",
-            "--no-bundle",
-            "--no-ccache",
-        ]
-        line += ["--skip-check", "blas", "--skip-check", "disk", "--skip-check", "memory", "--work", str(folder)]
-        line += ["-o", str(tmp_path / "dist"), *more]
+    def run(*more: str, isa: str = ISA) -> subprocess.Popen[str]:
+        line = [sys.executable, "-m", "torchtailor", *words(*more, isa=isa)]
         process = subprocess.Popen(
             line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ), cwd=tmp_path
         )
@@ -85,7 +87,13 @@ def compiled(log: Path) -> list[str]:
 
 @pytest.mark.parametrize(("number", "result"), [(signal.SIGKILL, Result.KILLED), (signal.SIGINT, Result.INTERRUPTED)])
 def test_what_was_compiled_is_not_compiled_again(
-    start: Start, ledger: Ledger, wrapped_compiler: Callable[[str], Path], work: Path, number: int, result: Result
+    start: Start,
+    words: Words,
+    ledger: Ledger,
+    wrapped_compiler: Callable[[str], Path],
+    work: Path,
+    number: int,
+    result: Result,
 ) -> None:
     gate = wrapped_compiler(GATE.replace("COUNT", "2"))
     first = start("--jobs", "1")
@@ -101,13 +109,12 @@ def test_what_was_compiled_is_not_compiled_again(
     assert killed.result is result
     before = compiled(Path(killed.log))
     assert len(before) == 2
-    second = start("--jobs", "1", "--resume", "--json")
-    out, said = second.communicate(timeout=LONG)
-    assert second.returncode == 0, said
+    second = call(*words("--jobs", "1", "--resume", "--json"))
+    assert second.returncode == 0, second.stderr
     after = compiled(Path(ledger.attempts()[-1].log))
     assert not set(before) & set(after)
     assert len(before) + len(after) == 6
-    assert json.loads(out)["builds"][0]["wheelhouses"][0]["wheels"] == 1
+    assert json.loads(second.stdout)["builds"][0]["wheelhouses"][0]["wheels"] == 1
 
 
 def test_two_builds_at_once_on_one_source(start: Start, project: Path, tmp_path: Path) -> None:
@@ -121,20 +128,19 @@ def test_two_builds_at_once_on_one_source(start: Start, project: Path, tmp_path:
 
 
 def test_the_same_build_at_once_is_refused(
-    start: Start, ledger: Ledger, wrapped_compiler: Callable[[str], Path]
+    start: Start, words: Words, ledger: Ledger, wrapped_compiler: Callable[[str], Path]
 ) -> None:
     gate = wrapped_compiler(GATE.replace("COUNT", "1"))
     first = start("--jobs", "2")
     wait_for_files(ledger, 1)
-    second = start("--jobs", "2")
-    _, said = second.communicate(timeout=LONG)
+    second = call(*words("--jobs", "2"))
     assert second.returncode == ExitCode.ENVIRONMENT
-    assert f"process {first.pid} on " in said
+    assert f"process {first.pid} on " in second.stderr
     (gate / "open").touch()
     assert first.wait(LONG) == 0
 
 
-def test_a_full_disk_is_named(start: Start, ledger: Ledger, project: Path, work: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_named(words: Words, ledger: Ledger, project: Path, work: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a small disk can be mounted by root only")
     small = tmp_path / "small"
@@ -147,35 +153,29 @@ def test_a_full_disk_is_named(start: Start, ledger: Ledger, project: Path, work:
     try:
         (small / "env").symlink_to(work / "env")
         (project / "c10" / "a.cpp").write_text('char big[8 << 20] = {1};\nextern "C" int value_a() { return 7; }\n')
-        process = start("--jobs", "1", folder=small)
-        _, said = process.communicate(timeout=LONG)
-        assert process.returncode == ExitCode.BUILD_FAILED, said
-        assert "Traceback" not in said
+        done = call(*words("--jobs", "1", folder=small))
+        assert done.returncode == ExitCode.BUILD_FAILED, done.stderr
+        assert "Traceback" not in done.stderr
         attempt = ledger.attempts()[-1]
         assert attempt.result is Result.FAILED
-        assert attempt.failure == "disk-full", said
+        assert attempt.failure == "disk-full", done.stderr
         subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
-        again = start("--jobs", "1", folder=small)
-        _, said = again.communicate(timeout=LONG)
-        assert again.returncode == 0, said
+        again = call(*words("--jobs", "1", folder=small))
+        assert again.returncode == 0, again.stderr
     finally:
         subprocess.run(["umount", "-l", str(small)], check=False)
 
 
-def test_history_shows_switches_and_where_it_stopped(start: Start, project: Path, ledger: Ledger) -> None:
+def test_history_shows_switches_and_where_it_stopped(words: Words, project: Path, ledger: Ledger) -> None:
     (project / "c10" / "tailor_values.h").unlink()
-    process = start("--set", "USE_NUMPY=0")
-    _, said = process.communicate(timeout=LONG)
-    assert process.returncode == ExitCode.BUILD_FAILED
-    assert "tailor_values.h" in said
-    assert re.findall("pytorch\\d+", said.partition(".log")[0]) == ["pytorch299"] * 2  # the source's, also in the log
-    last = subprocess.run(
-        [sys.executable, "-m", "torchtailor", "doctor", "--last"], capture_output=True, text=True, check=False
-    )
+    done = call(*words("--set", "USE_NUMPY=0"))
+    assert done.returncode == ExitCode.BUILD_FAILED
+    assert "tailor_values.h" in done.stderr
+    said = re.findall("pytorch\\d+", done.stderr.partition(".log")[0])
+    assert said == ["pytorch299"] * 2  # the source's, also in the log
+    last = call("doctor", "--last")
     assert "missing-header" in last.stdout, last.stderr
-    table = subprocess.run(
-        [sys.executable, "-m", "torchtailor", "history", "--markdown"], capture_output=True, text=True, check=True
-    ).stdout
+    table = call("history", "--markdown").stdout
     head, row = table.splitlines()[0], table.splitlines()[2]
     assert "USE_NUMPY" in head
     assert "failed at" in row
