@@ -55,6 +55,16 @@ extern const unsigned char large[];
 __asm__(".section .lrodata,\\"al\\",@progbits; .balign 4096; large: .fill %(far)d, 1, 0x3c; .text");
 int large_data(int x) { return large[x]; }
 #endif
+#ifdef TABLES /* writable data: 2 MB, a pointer, 2 MB, 2 MB that others may know; and 2 MB among relocated data */
+#define FILL ".fill 2097152, 1, 0x21;"
+__asm__(".section .data; .balign 4096; first:" FILL "pointer: .quad second; .balign 4096; second:" FILL ".text");
+__asm__(".globl shared; .type shared,@object; .size shared, 2097152; .section .data; shared:" FILL ".text");
+__asm__(".section .data.rel.ro,\\"aw\\"; .balign 4096; fixed: " FILL ".balign 4096; .text");
+extern unsigned char first[], second[], *pointer, shared[], fixed[];
+int tables(int x) { return first[x] + second[x]++ + pointer[x] + shared[x]++ + fixed[x] + (pointer == second); }
+unsigned char *second_at() { return second; }
+unsigned char *fixed_at() { return fixed; }
+#endif
 #ifdef ALSO
 #include ALSO
 #endif

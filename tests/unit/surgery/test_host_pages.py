@@ -183,17 +183,6 @@ def test_small_pieces_of_writable_data_are_one_mapping(tmp_path: Path, compressi
         assert int(after[2]) <= int(before[2]) - 6
 
 
-# three runs of writable data of 2 MB, with a pointer behind the first; and one that is relocated data and nothing else
-TABLES = """
-#define FILL ".fill 2097152, 1, 0x21;"
-__asm__(".section .data; .balign 4096; first:" FILL "pointer: .quad second; .balign 4096; second:" FILL ".text");
-__asm__(".globl shared; .type shared,@object; .size shared, 2097152; .section .data; shared:" FILL ".text");
-__asm__(".section .data.rel.ro,\\"aw\\"; .balign 4096; fixed: " FILL ".balign 4096; .text");
-extern unsigned char first[], second[], *pointer, shared[], fixed[];
-int tables(int x) { return first[x] + second[x]++ + pointer[x] + shared[x]++ + fixed[x] + (pointer == second); }
-unsigned char *second_at() { return second; }
-unsigned char *fixed_at() { return fixed; }
-"""
 READ_TABLES = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -207,9 +196,7 @@ for at in (library.second_at() + 9000, library.fixed_at() + 9000):
 
 @pytest.fixture(scope="module")
 def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tables")
-    (folder / "tables.h").write_text(TABLES)
-    return paged_library(folder / "libfar.so", flags=[f'-DALSO="{folder}/tables.h"', "-Wl,-z,relro"])
+    return paged_library(tmp_path_factory.mktemp("tables") / "libfar.so", flags=["-DTABLES", "-Wl,-z,relro"])
 
 
 @pytest.mark.parametrize("compression", PackCompression)
