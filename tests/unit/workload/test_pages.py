@@ -105,6 +105,24 @@ def test_each_page_that_a_program_or_its_children_touch_and_no_other(library: Pa
     assert found - {FUNCTIONS - 1} == set(CALLED) == written(run.trace, library)  # the last page has .fini, too
 
 
+def test_what_runs_at_the_end_of_the_first_process_of_a_container(tmp_path: Path) -> None:
+    """All others end with it, so that nobody can look afterwards."""
+    apart = ["unshare", "--pid", "--fork"]
+    if not shutil.which("cc") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs cc, and rights for unshare")
+    source, made = tmp_path / "last.c", tmp_path / "liblast.so"
+    source.write_text(
+        f"int middle(void) {{ return 1; }}\n"
+        f'__attribute__((destructor, section(".text.last"), aligned({PAGE * 64}))) void last(void) {{}}\n'
+    )
+    flags = ["-shared", "-fPIC", "-O1", "-Wl,-z,separate-code"]
+    subprocess.run(["cc", *flags, "-o", str(made), str(source)], check=True)
+    program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    run = record_program([*apart, sys.executable, "-c", program, str(made)])
+    assert run.exit_code == 0
+    assert symbols(made)["last"] in touched_pages(run.trace, made)
+
+
 def test_without_rights_the_neighbours_of_pages_are_named_too(library: Path, tmp_path: Path) -> None:
     """As under a filter that forbids userfaultfd."""
     environment = recording_environment(tmp_path)

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <link.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -256,10 +257,32 @@ static void wait_for_others(void) {
     tt_busy--;
 }
 
+static uintptr_t value_of(const ElfW(Dyn) *dynamic, ElfW(Sxword) tag) {
+    while (dynamic->d_tag != DT_NULL && dynamic->d_tag != tag) dynamic++;
+    return dynamic->d_tag == tag ? dynamic->d_un.d_ptr : 0;
+}
+
+/* What an object runs at the very end, when nobody can look any more, counts as touched. */
+static int touch_end(struct dl_phdr_info *object, size_t size, void *unused) {
+    (void)size, (void)unused;
+    const ElfW(Dyn) *dynamic = NULL;
+    for (int i = 0; i < object->dlpi_phnum; i++)
+        if (object->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            dynamic = (const void *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr);
+    if (!dynamic) return 0;
+    uintptr_t last = value_of(dynamic, DT_FINI), array = value_of(dynamic, DT_FINI_ARRAY);
+    if (last) (void)*(volatile const char *)(object->dlpi_addr + last);
+    const uintptr_t *functions = (const void *)(object->dlpi_addr + array);
+    for (size_t i = 0; array && i < value_of(dynamic, DT_FINI_ARRAYSZ) / sizeof *functions; i++)
+        if (functions[i] && functions[i] != UINTPTR_MAX) (void)*(volatile const char *)functions[i];
+    return 0;
+}
+
 /* At the end, if nobody does it afterwards: where there is no second process, or it ends with the first of a container. */
 void tt_note_pages(void) {
     if (watched && process == 1) {
         wait_for_others();
+        tt_each_object(touch_end, NULL);
         output = opened_output();
     }
     if (output < 0 || tt_is_copy()) return;
