@@ -8,6 +8,7 @@ follows behind in its old order.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,8 +230,9 @@ def write(surgery: Surgery, source: FileSource, fd: int) -> None:
     plans = sorted(
         (plan for plan in surgery.plan.containers if plan.address is not None), key=lambda plan: plan.address or 0
     )
+    addresses = [plan.address or 0 for plan in plans]
     for piece in surgery.pieces:
-        inside = [plan for plan in plans if piece.address <= (plan.address or 0) < piece.end]
+        inside = plans[bisect_left(addresses, piece.address) : bisect_left(addresses, piece.end)]
         _write_piece(surgery, piece, inside, source, fd)
     for old, new, size in surgery.sections.unloaded:
         copy_range(source, old, fd, new, size)

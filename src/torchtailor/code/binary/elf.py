@@ -96,6 +96,18 @@ class RelaTable:
             if start <= place < end
         ]
 
+    def placed_at(self, addresses: Collection[int]) -> list[int]:
+        """Indices, of any type, whose pointer lies at one of the addresses."""
+        wanted = frozenset(addresses)
+        least, largest = min(wanted, default=0), max(wanted, default=-1)
+        return [
+            i
+            for first, low, high, _, _ in self._extents
+            if low <= largest and least <= high
+            for i, place in enumerate(self.places[first : first + _BLOCK], first)
+            if place in wanted
+        ]
+
     def pointing_into(self, start: int, end: int) -> list[int]:
         """Indices of RELATIVE relocations whose target lies in the address range."""
         kind, infos = self._relative_info, self.infos

@@ -61,8 +61,10 @@ def check_pointers(
         raise CheckFailedError("The output has other relocations than the input.")
     changed: list[int] = []
     pointed: set[int] = set()
-    index_at = _Index(old.places)
-    for index in _interesting(old.addends, new.addends, moves):
+    interesting = list(_interesting(old.addends, new.addends, moves))
+    ends = [old.places[index] for index in interesting if not moves.follows(old.addends[index], new.addends[index])]
+    index_at = {old.places[index]: index for index in old.placed_at({at + step for at in ends for step in (-8, 8)})}
+    for index in interesting:
         pair = (old.addends[index], new.addends[index])
         if not old.is_relative(index):
             if pair[0] != pair[1]:
@@ -74,7 +76,7 @@ def check_pointers(
         else:
             beside = [
                 (old.addends[other], new.addends[other])
-                for other in (index_at.find(place - 8), index_at.find(place + 8))
+                for other in (index_at.get(place - 8), index_at.get(place + 8))
                 if other is not None and old.is_relative(other)
             ]
             _check_pointer(moves, place, pair, beside)
@@ -109,19 +111,6 @@ def _check_pointer(moves: Moves, place: int, pair: tuple[int, int], beside: list
     if moves.follows(*pair) or any(moves.is_end(*pair, begin) for begin in beside):
         return
     raise CheckFailedError(f"The pointer at {place:#x} led to {pair[0]:#x} and leads to {pair[1]:#x} in the output.")
-
-
-class _Index:
-    """From the place of a relocation to its number, made when first asked."""
-
-    def __init__(self, places: array[int]) -> None:
-        self._places = places
-        self._by_place: dict[int, int] | None = None
-
-    def find(self, place: int) -> int | None:
-        if self._by_place is None:
-            self._by_place = {at: index for index, at in enumerate(self._places)}
-        return self._by_place.get(place)
 
 
 def _check_in_place(before: ElfFile, after: ElfFile, moves: Moves) -> Iterator[tuple[int, int]]:
