@@ -31,6 +31,7 @@ from torchtailor.oci.compression import LayerCompression, LayerWriter, WrittenLa
 RECIPE = Path(__file__).with_suffix(".toml")
 _EPOCH = "2026-01-01T00:00:00Z"
 _ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
+_SUFFIXES = {LayerCompression.NONE: "", LayerCompression.GZIP: "+gzip"}
 _BLOCK, _PIECE = 512, 1 << 20
 _OPAQUE = "trusted.overlay.opaque"
 _CAPABILITY = "security.capability"
@@ -70,19 +71,19 @@ def make_image(folder: Path, name: str, work: Path) -> list[MadeLayer]:
         line += [f"--components={','.join(recipe['components'])}", recipe["suite"], str(base)]
         _call(line, place / "log")
         below = [base]
-        made.append(_pack(f"Debian ({recipe['suite']})", base, blobs))
+        made.append(pack_layer(f"Debian ({recipe['suite']})", base, blobs))
         for number, step in enumerate(recipe["layer"]):
             upper = place / f"layer-{number}"
             with _mounted(below, upper, place / "root") as root:
                 _call(["chroot", str(root), "sh", "-ec", step["run"]], place / "log")
-            made.append(_pack(step["name"], upper, blobs))
+            made.append(pack_layer(step["name"], upper, blobs))
             if step.get("last_reader"):
                 shutil.rmtree(upper)
             else:
                 below.append(upper)
     finally:
         shutil.rmtree(place)
-    _describe(folder, name, made)
+    describe_image(folder, name, made)
     return made
 
 
@@ -174,11 +175,11 @@ class _Tar:
         self._writer.write(member.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape"))
 
 
-def _pack(name: str, root: Path, blobs: Path) -> MadeLayer:
+def pack_layer(name: str, root: Path, blobs: Path, compression: LayerCompression = LayerCompression.GZIP) -> MadeLayer:
     """A folder as a layer."""
     started = time.monotonic()
     place = blobs / "unfinished"
-    with LayerWriter(place, LayerCompression.GZIP, os.cpu_count() or 1) as writer:
+    with LayerWriter(place, compression, os.cpu_count() or 1) as writer:
         _Tar(writer).add_all(root)
         packed = writer.finish()
     place.rename(blobs / packed.digest.removeprefix("sha256:"))
@@ -187,7 +188,7 @@ def _pack(name: str, root: Path, blobs: Path) -> MadeLayer:
     return MadeLayer(name, packed)
 
 
-def _describe(folder: Path, name: str, made: list[MadeLayer]) -> None:
+def describe_image(folder: Path, name: str, made: list[MadeLayer]) -> None:
     """The configuration, the manifest and the index."""
     config = {
         "created": _EPOCH,
@@ -198,7 +199,10 @@ def _describe(folder: Path, name: str, made: list[MadeLayer]) -> None:
         "history": [{"created": _EPOCH, "created_by": one.name} for one in made],
     }
     kind = "application/vnd.oci.image"
-    layers = [_described(f"{kind}.layer.v1.tar+gzip", one.packed.digest, one.packed.size) for one in made]
+    layers = [
+        _described(f"{kind}.layer.v1.tar{_SUFFIXES[one.packed.compression]}", one.packed.digest, one.packed.size)
+        for one in made
+    ]
     manifest = {
         "schemaVersion": 2,
         "mediaType": f"{kind}.manifest.v1+json",

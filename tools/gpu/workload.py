@@ -3,8 +3,8 @@
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
 Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
-pages, which needs stock and record; pages_run, pages_load, pages_suite, ready, which need what it made; suite_nopack,
-miss, late, which need stock, record and cut;
+pages and image, which need stock and record; pages_run, pages_load, pages_suite, ready, which need what they made;
+suite_nopack, miss, late, which need stock, record and cut;
 graphs, eager, for what was made of cut and split; split, split_run, split_suite, split_nopack, which need stock (and
 split).
 PROGRAMS names the programs to record, and TREES the trees to make, where not all are wanted.
@@ -34,6 +34,7 @@ from pathlib import Path
 from rewheel import rewheel_all  # beside this file
 from stock import copy_stock, site_of  # beside this file
 
+from torchtailor.oci.compression import LayerCompression
 from torchtailor.workload.pack import PACK_FOLDER
 
 WORK, OUT = Path(os.environ["WORK"]), Path(os.environ["OUT"])
@@ -46,6 +47,7 @@ PAGED = {
     "paged-code": ("code", "none", True),
     "paged-whole": ("all", "none", False),
 }
+IMAGED = "paged-image"  # the tree that `image` makes
 GPU = ["--gpu", "9.0", "--nvidia", "--strip"]
 TAR_LEVEL = 12  # of zstd
 STARTED = time.monotonic()
@@ -263,10 +265,48 @@ def pages() -> None:
         print(done.stdout[-700:], done.stderr[-500:])
 
 
+def image() -> None:
+    """The same cut of an image that holds stock; its layers are unpacked one after the other, as a runtime does."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from large_image import describe_image, pack_layer
+
+    layout, new, tree = WORK / "layout", WORK / "layout-cut", WORK / IMAGED
+    for folder in (layout, new, tree):
+        shutil.rmtree(folder, ignore_errors=True)
+    (blobs := layout / "blobs" / "sha256").mkdir(parents=True)
+    describe_image(layout, "stock", [pack_layer("stock", WORK / "stock", blobs, LayerCompression.NONE)])
+    words = ["--workload", str(WORK / "decoder.trace"), "--host-pages", "all", "--drop-unopened"]
+    done = torchtailor("image", f"oci:{layout}:stock", f"oci:{new}:cut", *GPU, *words, "--compress", "zstd")
+    print(done.stdout[-700:], done.stderr[-500:])
+
+    def blob(descriptor: dict[str, str]) -> Path:
+        return new / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:")
+
+    (entry,) = json.loads((new / "index.json").read_bytes())["manifests"]
+    layers = json.loads(blob(entry).read_bytes())["layers"]
+    for layer in layers:
+        unpack_layer(blob(layer), tree)
+    say(f"{IMAGED}: layers of {[round(layer['size'] / 1e6) for layer in layers]} MB")
+
+
+def unpack_layer(file: Path, folder: Path) -> None:
+    import zstandard
+
+    with (
+        file.open("rb") as packed,
+        zstandard.ZstdDecompressor().stream_reader(packed) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as tar,
+    ):
+        for member in tar:
+            if Path(member.name).name.startswith(".wh."):
+                raise ValueError(f"{member.name}: no whiteout was expected in a cut of one layer")
+            tar.extract(member, folder, filter="tar")
+
+
 def pages_run() -> None:
     """Programs on the trees of `pages`: results, mappings, and without packs a sentence."""
     count = "import torch; torch.ones(9, device='cuda').sum(); print(sum(1 for _ in open('/proc/self/maps')))"
-    made_trees = [tree for tree in PAGED if (WORK / tree).is_dir()]
+    made_trees = [tree for tree in (*PAGED, IMAGED) if (WORK / tree).is_dir()]
     maps = {tree: python(count, tree).stdout.strip() for tree in ("stock", *made_trees)}
     say(f"mappings: {maps}")
     for name in NAMES:
