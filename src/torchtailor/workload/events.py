@@ -168,16 +168,12 @@ def read_events(paths: Iterable[Path]) -> Recorded:
     files = sorted(paths, key=_start)
     for path in (path for path in files if path.suffix != PAGES_SUFFIX):
         recorded.read(path)
-    unfinished: list[str] = []
-    finished: set[str] = set()
     for path in (path for path in files if path.suffix == PAGES_SUFFIX):
         memory = ProcessMemory()
         with suppress(ValueError):  # the line of a process that was killed while it wrote
             memory.read(path)
         recorded.memories.append(memory)
-        (finished.add if memory.how else unfinished.append)(path.name.rpartition("-")[0])
-    # the first process of a container writes its own, as what would write them ends with it
-    if count := sum(not (one.startswith("1-") and one in finished) for one in unfinished):
+    if count := sum(not memory.how for memory in recorded.memories):
         recorded.lost.add(f"the pages of {counted(count, 'process', 'processes')} that had not ended")
     return recorded
 

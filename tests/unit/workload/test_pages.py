@@ -105,22 +105,85 @@ def test_each_page_that_a_program_or_its_children_touch_and_no_other(library: Pa
     assert found - {FUNCTIONS - 1} == set(CALLED) == written(run.trace, library)  # the last page has .fini, too
 
 
-def test_what_runs_at_the_end_of_the_first_process_of_a_container(tmp_path: Path) -> None:
-    """All others end with it, so that nobody can look afterwards."""
-    apart = ["unshare", "--pid", "--fork"]
-    if not shutil.which("cc") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("needs cc, and rights for unshare")
+FIRST = """
+import ctypes, os, signal, sys
+def call(number): getattr(ctypes.CDLL(sys.argv[1]), f"f{number}")()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(1, signal.SIGUSR1)
+assert signal.sigtimedwait({signal.SIGUSR1}, 60)
+assert os.getpgrp() == os.getpid()
+call(4)
+reading, writing = os.pipe()
+if not os.fork():
+    os.close(writing)
+    os.read(reading, 1)
+    call(8)
+    os._exit(0)
+ctypes.CDLL(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def apart() -> list[str]:
+    """What makes a program the first process of its container."""
+    line = ["unshare", "--pid", "--fork"]
+    if not shutil.which("unshare") or subprocess.run([*line, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs unshare, and rights for it")
+    return line
+
+
+@pytest.mark.parametrize("through", [[], ["sh", "-c", 'exec "$@"', "sh"]], ids=["itself", "after exec"])
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGTERM)", 128 + 15)])
+def test_the_first_process_of_a_container(
+    apart: list[str], library: Path, tmp_path: Path, through: list[str], end: str, code: int
+) -> None:
+    """All others end with it, also what reads pages: so it is recorded as the child of one that waits for all."""
     source, made = tmp_path / "last.c", tmp_path / "liblast.so"
+    alone = f"noinline, aligned({PAGE * 64})"
     source.write_text(
-        f"int middle(void) {{ return 1; }}\n"
-        f'__attribute__((destructor, section(".text.last"), aligned({PAGE * 64}))) void last(void) {{}}\n'
+        f'__attribute__((section(".text.called"), {alone})) int called(int one) {{ return one + 1; }}\n'
+        f'__attribute__((destructor, section(".text.last"), {alone})) int last(void) {{ return called(2); }}\n'
     )
     flags = ["-shared", "-fPIC", "-O1", "-Wl,-z,separate-code"]
     subprocess.run(["cc", *flags, "-o", str(made), str(source)], check=True)
-    program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
-    run = record_program([*apart, sys.executable, "-c", program, str(made)])
-    assert run.exit_code == 0
-    assert symbols(made)["last"] in touched_pages(run.trace, made)
+    program = [sys.executable, "-c", FIRST + end, str(library), str(made)]
+    run = record_program([*apart, *through, *program])
+    assert run.exit_code == code and not run.trace.lost
+    assert {4, 8} <= called(run.trace, library)
+    if code == 7:
+        assert {symbols(made)["last"], symbols(made)["called"]} <= touched_pages(run.trace, made)
+
+
+def test_the_first_process_of_a_container_has_its_terminal(apart: list[str], tmp_path: Path) -> None:
+    spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    program = "import os, sys; sys.exit(7 if os.getppid() == 1 and os.tcgetpgrp(0) == os.getpgrp() else 1)"
+    line = [sys.executable, "-c", spawn, "env", f"TORCHTAILOR_RECORD={tmp_path}", *apart, sys.executable, "-c", program]
+    environment = recording_environment(tmp_path)
+    del environment["TORCHTAILOR_RECORD"]  # of the program alone
+    assert subprocess.run(line, env=environment, stdin=subprocess.DEVNULL, check=False).returncode == 7
+
+
+def test_the_first_process_of_a_container_with_threads_stays_it(
+    apart: list[str], library: Path, tmp_path: Path
+) -> None:
+    """Its child would be without them; it writes what it touched up to its end."""
+    (tmp_path / "early.c").write_text(
+        "#include <pthread.h>\n#include <unistd.h>\n"
+        "static void *wait(void *none) { pause(); return none; }\n"
+        "__attribute__((constructor)) void early(void) { pthread_t one; pthread_create(&one, 0, wait, 0); }\n"
+    )
+    (tmp_path / "main.c").write_text(
+        "#include <unistd.h>\nvoid early(void); int f4(void);\n"
+        "int main(int count, char **words) { (void)words; if (count > 1) early(); f4(); return getpid(); }\n"
+    )
+    early, main = tmp_path / "libearly.so", tmp_path / "main"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wl,-z,initfirst", "-o", early, tmp_path / "early.c", "-lpthread"], check=True
+    )
+    paths = [f"-Wl,-rpath,{folder}" for folder in (tmp_path, library.parent)]
+    subprocess.run(["cc", "-o", main, tmp_path / "main.c", early, library, *paths], check=True)
+    run = record_program([*apart, str(main)])
+    assert run.exit_code == 1 and 4 in called(run.trace, library)
 
 
 def test_without_rights_the_neighbours_of_pages_are_named_too(library: Path, tmp_path: Path) -> None:

@@ -589,12 +589,16 @@ static void after_fork_in_child(void) {
 }
 
 __attribute__((constructor)) static void start(void) {
+    int is_second = preloaded();
+    if (!is_second) tt_start_recording();
+#ifdef TORCHTAILOR_PRELOAD
+    int in_child = tt_recording() && tt_leave_first(); /* before our handlers: to them it is no child */
+#endif
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    if (preloaded()) return;
-    tt_start_recording();
+    if (is_second) return;
     lead_cudart();
 #ifdef TORCHTAILOR_PRELOAD
-    if (tt_recording()) tt_watch_pages(0);
+    if (tt_recording()) tt_watch_pages(in_child);
     tt_record_objects();
 #endif
 }

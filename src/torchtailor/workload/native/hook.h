@@ -141,6 +141,7 @@ size_t tt_put(char *line, size_t at, const char *text);
 void tt_key_text(const uint8_t key[TT_KEY], char text[2 * TT_KEY + 1]);
 
 /* --- touched.c: which pages of libraries a process touches */
+int tt_leave_first(void);
 void tt_watch_pages(int in_child);
 void tt_note_pages(void);
 void tt_before_exec(void);

@@ -7,17 +7,16 @@
 #include "hook.h"
 #include "raw.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <link.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,7 +39,7 @@ static struct {
     int output, life, watch;
 } second; /* the second process's own: the first one has closed them */
 static int exact, watched; /* whether each page is mapped alone, whether somebody reads them after the end */
-static long process, reader; /* the second one */
+static long process; /* the first one */
 static _Atomic int leaving; /* exec was called */
 static uint8_t stack[STACK] __attribute__((aligned(64)));
 
@@ -205,7 +204,7 @@ void tt_watch_pages(int in_child) {
     if (in_child && exact) tt_each_mapping(watch_own, &watch);
     output = opened_output();
     pipe_of_life[0] = pipe_of_life[1] = -1;
-    if (output >= 0 && !pipe2(pipe_of_life, O_CLOEXEC)) {
+    if (output >= 0 && process != 1 && !pipe2(pipe_of_life, O_CLOEXEC)) {
         sigset_t all, before;
         second.output = output;
         second.life = pipe_of_life[0];
@@ -213,8 +212,7 @@ void tt_watch_pages(int in_child) {
         flock(output, LOCK_SH | LOCK_NB); /* as long as it is held there is something to come */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        reader = clone(wait_and_write, stack + STACK, CLONE_VM, NULL);
-        watched = reader > 0;
+        watched = clone(wait_and_write, stack + STACK, CLONE_VM, NULL) > 0;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         close(pipe_of_life[0]);
         pipe_of_life[0] = -1;
@@ -226,69 +224,61 @@ void tt_watch_pages(int in_child) {
     tt_busy--;
 }
 
-static int is_alive(const char *number) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%.20s/stat", number);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = file < 0 ? -1 : read(file, text, sizeof text - 1);
-    if (file >= 0) close(file);
-    if (size <= 0) return 0;
-    text[size] = 0;
-    const char *state = strrchr(text, ')');
-    return state && state[1] && state[2] != 'Z' && state[2] != 'X';
-}
-
-/* With the first process of a container all others end at once, also those that still write for processes that have
- * ended: they get a second. */
-static void wait_for_others(void) {
-    struct timespec soon = {.tv_nsec = 5000000};
-    int others = 1;
-    tt_busy++;
-    for (int times = 0; others && times < 200; times++) {
-        DIR *folder = opendir("/proc");
-        others = 0;
-        for (struct dirent *entry; folder && !others && (entry = readdir(folder));) {
-            long number = strtol(entry->d_name, NULL, 10);
-            others = number > 1 && number != reader && is_alive(entry->d_name);
-        }
-        if (folder) closedir(folder);
-        if (others) nanosleep(&soon, NULL);
-    }
-    tt_busy--;
-}
-
-static uintptr_t value_of(const ElfW(Dyn) *dynamic, ElfW(Sxword) tag) {
-    while (dynamic->d_tag != DT_NULL && dynamic->d_tag != tag) dynamic++;
-    return dynamic->d_tag == tag ? dynamic->d_un.d_ptr : 0;
-}
-
-/* What an object runs at the very end, when nobody can look any more, counts as touched. */
-static int touch_end(struct dl_phdr_info *object, size_t size, void *unused) {
-    (void)size, (void)unused;
-    const ElfW(Dyn) *dynamic = NULL;
-    for (int i = 0; i < object->dlpi_phnum; i++)
-        if (object->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            dynamic = (const void *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr);
-    if (!dynamic) return 0;
-    uintptr_t last = value_of(dynamic, DT_FINI), array = value_of(dynamic, DT_FINI_ARRAY);
-    if (last) (void)*(volatile const char *)(object->dlpi_addr + last);
-    const uintptr_t *functions = (const void *)(object->dlpi_addr + array);
-    for (size_t i = 0; array && i < value_of(dynamic, DT_FINI_ARRAYSZ) / sizeof *functions; i++)
-        if (functions[i] && functions[i] != UINTPTR_MAX) (void)*(volatile const char *)functions[i];
-    return 0;
-}
-
-/* At the end, if nobody does it afterwards: where there is no second process, or it ends with the first of a container. */
+/* At the end, if nobody does it afterwards: where there is no second process. */
 void tt_note_pages(void) {
-    if (watched && process == 1) {
-        wait_for_others();
-        tt_each_object(touch_end, NULL);
-        output = opened_output();
-    }
     if (output < 0 || tt_is_copy()) return;
     write_notes(output);
     close(output);
     output = -1;
+}
+
+/* As init does: signals go on to the program, whatever has ended is reaped. What reads the program's pages is among it. */
+static _Noreturn void wait_as_first(long program, const sigset_t *all) {
+    struct timespec patience = {.tv_sec = 5}; /* what the program leaves behind may never end */
+    int code = 0, state, number = SIGCHLD;
+    signal(SIGCHLD, SIG_DFL);
+    for (;;) {
+        long ended;
+        while ((ended = waitpid(-1, &state, WNOHANG | __WALL)) > 0) {
+            if (ended != program) continue;
+            code = WIFSIGNALED(state) ? 128 + WTERMSIG(state) : WEXITSTATUS(state);
+            program = 0;
+        }
+        if (!program && (ended < 0 || number < 0)) break;
+        number = sigtimedwait(all, NULL, program ? NULL : &patience);
+        if (program && number > 0 && number != SIGCHLD) kill((pid_t)program, number);
+    }
+    for (;;) tt_raw(SYS_exit_group, code, 0, 0, 0, 0);
+}
+
+/* All others end with the first process of a container, also what would read its pages. So its child becomes the program,
+ * and it waits: whether we are that child. What of libraries was touched so far is in the memory of the first alone. */
+int tt_leave_first(void) {
+    struct stat threads; /* two more links than threads, which fork would lose */
+    if (!SECOND || tt_raw(SYS_getpid, 0, 0, 0, 0, 0) != 1) return 0;
+    tt_busy++;
+    int in_child = 0;
+    if (!tt_raw(SYS_newfstatat, AT_FDCWD, (long)"/proc/self/task", (long)&threads, 0, 0) && threads.st_nlink == 3) {
+        sigset_t all, before;
+        exact = find_watch() >= 0;
+        output = opened_output();
+        tt_note_pages();
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        long program = fork();
+        if (program > 0) wait_as_first(program, &all);
+        if (!program) {
+            in_child = 1;
+            tt_after_fork();
+            int terminal = open("/dev/tty", O_RDWR | O_CLOEXEC), in_front = tcgetpgrp(terminal) == getpgrp();
+            setpgid(0, 0); /* what it sends to its group is not for the first */
+            if (in_front) tcsetpgrp(terminal, getpgrp());
+            if (terminal >= 0) close(terminal);
+        }
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    tt_busy--;
+    return in_child;
 }
 
 void tt_before_exec(void) {
