@@ -28,7 +28,7 @@ from torchtailor.code.binary.elf_headers import (
     SegmentType,
 )
 from torchtailor.code.binary.symbols import c_library, dynamic_symbols
-from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, UNWIND_TABLES
 from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import SegmentPiece, Span, align_up, merge, page_size, subtract
 from torchtailor.workload.host_table import SegmentFlag
@@ -38,7 +38,6 @@ WORTH_UNOPENED = 64 << 10  # of one that was never loaded, and so costs nothing 
 CODE_ALIGNMENT = 16
 CODE_SIZE = 64  # of the instructions of each call of the hook
 
-_UNWIND = (".eh_frame", ".eh_frame_hdr", ".gcc_except_table")
 # read by the loader before the hook is called, or too small to be worth a hole
 _ALWAYS = (".note", ".gnu.hash", ".hash", ".gnu.version", ".rel", ".init", ".fini", ".plt", ".iplt", ".interp")
 _EXECUTE, _WRITE, _READ = 1, 2, 4
@@ -359,8 +358,8 @@ def _fixed(elf: ElfFile, tables: LinkerTables, wanted: WantedPages, page: int) -
     for section in elf.sections:
         if not (section.allocated and section.in_file) or section.index in moved:
             continue
-        data = not section.executable and section.name not in _UNWIND and not wanted.data
-        unwind = section.name in _UNWIND and wanted.unwind
+        data = not section.executable and section.name not in UNWIND_TABLES and not wanted.data
+        unwind = section.name in UNWIND_TABLES and wanted.unwind
         gpu = section.name in CONTAINER_SECTIONS
         if data or unwind or gpu or section.name.startswith(_ALWAYS):
             spans.append(Span(section.address, section.memory_end))
@@ -421,7 +420,7 @@ def _data(elf: ElfFile, page: int) -> list[Span]:
     return merge(
         Span(s.address // page * page, align_up(s.memory_end, page))
         for s in elf.sections
-        if s.allocated and s.in_file and not s.executable and s.name not in _UNWIND
+        if s.allocated and s.in_file and not s.executable and s.name not in UNWIND_TABLES
     )
 
 

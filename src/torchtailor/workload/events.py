@@ -10,7 +10,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter
@@ -20,7 +20,7 @@ import msgspec
 
 from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.source import open_source
-from torchtailor.code.gpucode.scan import scan_elf
+from torchtailor.code.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.core.disk import open_plain
 from torchtailor.core.errors import BadInputError
 from torchtailor.core.format import counted
@@ -29,6 +29,7 @@ from torchtailor.core.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import container_key
 from torchtailor.workload.trace import PAGE, STANDARD, Trace, TracedLibrary, merge_traces, merged_pages
+from torchtailor.workload.whole import packed_sections, whole_elf
 
 PAGES_SUFFIX = ".pages"
 _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
@@ -329,9 +330,14 @@ def _library(
     """
     if path.exists() and not path.is_file():
         raise BadInputError("It is not a plain file.")
-    with open_source(path) as source:
-        elf = ElfFile(source)
-        code = scan_elf(elf)
+    with ExitStack() as files:
+        elf = ElfFile(files.enter_context(open_source(path)))
+        pages = _pages(elf, mapped)
+        if not addresses and not misses and packed_sections(elf):
+            code = LibraryCode(elf.machine, elf.size, (), (), ())  # nobody asks what it has
+        else:
+            elf = files.enter_context(whole_elf(path, elf))
+            code = scan_elf(elf)
         found = [code.containers[index] for index in loaded_containers(code)]
         places = sorted((one.address or 0, position) for position, one in enumerate(found))
         starts = [start for start, _ in places]
@@ -344,7 +350,7 @@ def _library(
         @cache
         def key(position: int) -> bytes:
             container = found[position].container
-            return container.ticket or container_key(source, container)
+            return container.ticket or container_key(elf.source, container)
 
         placed = [at(address) for address in addresses]
         for address, missed in misses:
@@ -363,6 +369,6 @@ def _library(
             stored=sum(one.container.stored_size for one in found),
             stored_used=sum(sizes),
             sizes=sizes,
-            pages=_pages(elf, mapped),
+            pages=pages,
         )
         return library, unplaced

@@ -39,4 +39,5 @@ def library_identity(elf: ElfFile, code: LibraryCode) -> str:
 
 def loaded_containers(code: LibraryCode) -> list[int]:
     """The containers that a program can load, as positions in `code.containers`; a trace counts among these."""
-    return [index for index, found in enumerate(code.containers) if found.loaded]
+    loaded = [(found.address, index) for index, found in enumerate(code.containers) if found.address is not None]
+    return [index for _, index in sorted(loaded)]

@@ -258,6 +258,27 @@ class Pack:
             what = "container" if row.kind is RowKind.CONTAINER else "segment"
             raise _damaged(f"the checksum of {what} {row.key.hex()[:12]} is wrong")
 
+    def pages(self, row: PackRow) -> Iterator[bytes]:
+        """The bytes of a segment; of a compressed one, those that stay in the library are zeros."""
+        from zstandard import ZstdDecompressor, ZstdError, frame_content_size
+
+        self.check(row)
+        at = row.offset + PAGES_HEADER.size
+        _, _, size, block, count, *_ = PAGES_HEADER.unpack(self.source.read(row.offset, PAGES_HEADER.size))
+        if not count:
+            yield from _chunks(self.source, at, at + size)
+            return
+        for offset, length, _ in _BLOCK.iter_unpack(self.source.read(at, count * _BLOCK.size)):
+            stored = bytes(self.source.read(row.offset + offset, length))
+            try:
+                data = ZstdDecompressor().decompress(stored) if 0 <= frame_content_size(stored) <= block else b""
+            except ZstdError as error:
+                raise _damaged("a block cannot be unpacked") from error
+            if len(data) != min(block, size):
+                raise _damaged("a block has another size")
+            yield data
+            size -= len(data)
+
     def container(self, row: PackRow) -> Container:
         """The container of a row; BadInputError where its bytes are damaged."""
         self.check(row)

@@ -43,7 +43,7 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
 
     identity: Identity
     name: PathPart
-    containers: Position  # that it has
+    containers: Position  # that it has; 0 also where none was loaded, and they are in a pack
     used: tuple[Position, ...]
     stored: Size = 0  # of all containers
     stored_used: Size = 0  # of those that were loaded
@@ -197,9 +197,9 @@ def _in_order(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
 
 def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
     """One library that several traces have; the largest sizes are those of the stock one."""
-    first = max(same, key=lambda one: one.stored)
+    first = max(same, key=lambda one: (one.stored, one.containers))
     first = msgspec.structs.replace(first, pages=merged_pages(pages for one in same for pages in one.pages))
-    if any(one.containers != first.containers for one in same):
+    if any(one.containers not in (0, first.containers) for one in same):
         raise BadInputError(
             f"Two traces name {first.name} with {first.containers} and another number of GPU code containers.",
             "Record them again with the same release.",

@@ -44,12 +44,12 @@ RELOCATABLE_SECTION = "__nv_relfatbin"
 CONTAINER_SECTIONS = frozenset({".nv_fatbin", RELOCATABLE_SECTION})
 RECORDED_SECTION = ".cask_resource"  # whose containers are reached through records
 LARGE_DATA = (".ldata", ".lrodata")  # where x86_64's medium code model puts what it reaches by immediates
+UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 CODE_STARTS = (CONTAINER_START, CUBIN_START, FRAME_START)
 
 _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 # host code and debug information are half of the bytes to search, and never hold containers, which are data
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
-_UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 _PTX_HEAD = 256  # bytes from the version of PTX to its target, with comments between
 _NEAR = 64  # bytes of a record on either side of its pointer, and of padding behind a container
 _ZEROS_STEP = 1 << 20
@@ -279,7 +279,7 @@ def _containers_among_others(
 ) -> Iterator[Container]:
     position, end, walked = section.offset, section.file_end, 0
     # tables for unwinding are large and hold nothing else; a container there is found all the same
-    starts = (CONTAINER_START,) if section.name in _UNWIND_TABLES else CODE_STARTS
+    starts = (CONTAINER_START,) if section.name in UNWIND_TABLES else CODE_STARTS
     if texts is not None:
         starts = (*starts, PTX_MARK)
     while (start := _next_start(source, starts, position, end)) >= 0:

@@ -12,12 +12,11 @@ from torchtailor.code.binary.elf import ElfFile
 from torchtailor.code.binary.elf_headers import Section, SectionType
 from torchtailor.code.gpucode.fatbin import Image, Part
 from torchtailor.code.gpucode.foreign import holds_foreign_code
-from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, LibraryCode
+from torchtailor.code.gpucode.scan import CONTAINER_SECTIONS, UNWIND_TABLES, LibraryCode
 
 CONTAINERS = "containers"  # headers of containers, and what pads them
 
 _EXECUTE = 1  # PF_X
-_UNWINDING = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 _RELOCATIONS = frozenset({SectionType.RELA, SectionType.REL, SectionType.RELR})
 _SYMBOLS = frozenset({
     SectionType.SYMTAB, SectionType.STRTAB, SectionType.DYNSYM, SectionType.HASH, SectionType.GNU_HASH,
@@ -132,7 +131,7 @@ def _class_of(section: Section) -> ByteClass:
         return ByteClass.GPU
     if section.name.startswith((".debug_", ".zdebug_", ".gdb_index")):
         return ByteClass.DEBUG
-    if section.name in _UNWINDING:
+    if section.name in UNWIND_TABLES:
         return ByteClass.UNWINDING
     if section.executable:
         return ByteClass.HOST
