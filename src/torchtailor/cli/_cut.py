@@ -259,6 +259,11 @@ def said_of_left_out(result: TailorResult | ImageResult, cut: Cut) -> Iterator[s
         option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
         why = drop_rules()[name].what if name in default_rules() else option
         yield f"{'Would leave' if cut.dry_run else 'Left'} out {what} ({why})."
+        if name == UNOPENED and any(not file.path.endswith(".pyc") for file in files):  # which Python makes again
+            yield (
+                "No pack has these; --json lists them. A file stays that the trace names: "
+                "torchtailor record -o TRACE --append -- cat FILE"
+            )
 
 
 def said_of_indexes(result: TailorResult | ImageResult, *, dry_run: bool) -> Iterator[str]:

@@ -200,6 +200,38 @@ print(torch.cold.answer, ctypes.CDLL({str(site)!r} + "/torch/libfar.so").cold1(5
     assert not [line for line in said.splitlines() if not line.endswith(": waiting for it.")]
 
 
+def test_data_that_no_pack_has_is_named_and_stays_where_it_is_read_in_a_recorded_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"torch/__init__.py": b"1", "torch/first.bin": bytes(1 << 17), "torch/second.bin": bytes(1 << 16)}
+    image = stock(tmp_path / "stock", [tar_of(package(files))])
+    monkeypatch.chdir(tmp_path)
+    line = ["image", image, "oci:cut:x", "--gpu", "9.0", "--workload", "app.trace", "--drop-unopened"]
+
+    def left_out(*more: str) -> set[str]:
+        assert main([*line, "--cold", "artifact", *more, "--json"]) == 0
+        (cut,) = json.loads(capsys.readouterr().out)["images"]
+        return {file["path"] for file in cut["dropped_files"] if file["path"].endswith(".bin")}
+
+    write_trace(tmp_path / "app.trace", Trace(opened=("torch/__init__.py",)))
+    assert main([*line, "--cold", "artifact", "--dry-run"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "No pack has these" in shown and "record -o TRACE --append -- cat FILE" in shown
+    both = {f"{SITE}/torch/first.bin", f"{SITE}/torch/second.bin"}
+    assert left_out("--dry-run") == both
+    there = tmp_path / "other/site-packages/torch/first.bin"
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"1")
+    assert main(["record", "-o", "app.trace", "--append", "--", "cat", str(there)]) == 0
+    capsys.readouterr()
+    assert left_out() == {f"{SITE}/torch/second.bin"}
+    row = json.loads((tmp_path / "cut/index.json").read_text())["manifests"][0]
+    made = merged(read_image(tmp_path / "cut", row["digest"]).tars)
+    assert made.keys() & both == {f"{SITE}/torch/first.bin"}
+    said = json.loads(made[f"{SITE}/torch-1.0.dist-info/torchtailor.json"])["dropped_files"]
+    assert said == [{"path": "torch/second.bin", "rule": "unopened", "size": 1 << 16}]
+
+
 def test_the_hook_is_in_the_layer_of_its_library_and_packs_in_the_last(tmp_path: Path, image: str) -> None:
     report = cut(image, tmp_path, chosen())
     made = read_image(tmp_path / "cut")
