@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from torchtailor.cli import _options
+from torchtailor.cli._layout import GroupedCommand
 from torchtailor.core.errors import ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
     from torchtailor.verification.doctor import DoctorReport
     from torchtailor.verification.failures import Diagnosis
+
+
+class Command(GroupedCommand):
+    """Takes a word that begins with a dash and is no option for the message: shells begin theirs with `-bash: `."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        message = [] if "--" in args else [word for word in args if re.match(r"-[^=\s:]*[\s:]", word)]
+        if message:
+            args = [*(word for word in args if word not in message), "--", *message]
+        return super().parse_args(ctx, args)
 
 
 def command(

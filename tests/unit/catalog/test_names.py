@@ -227,6 +227,21 @@ def test_cpu_names(catalog: Catalog, name: str, isas: str) -> None:
     assert sorted(isa.name for isa in catalog.isas.values() if isa.runs_on(core.flags)) == isas.split()
 
 
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [
+        ("Celeron G5905", "x86_64_v2"),  # Comet Lake: no SHA, as Tremont has it
+        ("Intel(R) Pentium(R) Gold G5400 CPU @ 3.70GHz", "x86_64_v2"),
+        ("Intel(R) Celeron(R) 4205U CPU @ 1.80GHz", "x86_64_v2"),
+        ("Celeron G6900", "alderlake"),
+        ("Intel(R) Celeron(R) N4020 CPU @ 1.10GHz", "tremont"),
+        ("Pentium Silver N6000", "tremont"),
+    ],
+)
+def test_celeron_and_pentium_are_of_core_or_of_atom(catalog: Catalog, name: str, core: str) -> None:
+    assert catalog.microarchitecture(name)[0].name == core
+
+
 def test_cpu_names_as_cpuinfo_prints_them(catalog: Catalog) -> None:
     """The best general ISA by the makers' specifications; none is below AVX or Armv8.2."""
 

@@ -185,6 +185,36 @@ def test_why_tells_scripts_whether_a_variant_is_possible(name: str, code: ExitCo
     assert main(["matrix", "--why", name]) == code
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E0318 09:59:50.207221       1 factory.go:77] the plugin did not start: ERROR_NOVEL.",
+        "tool: error: task 0 launch: Unspecified",
+        "Error: Error acquiring the state lock",
+        "****FooMemMgrInit failed**** type: 196626",
+        "HTTP error 404 Not Found",
+        "- **Exception Type:** RuntimeError",
+    ],
+)
+def test_a_short_log_with_a_line_that_looks_like_an_error_is_not_known(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"Starting plugins.\n{line}\nSee the prerequisites.\n")
+    assert main(["doctor", "--no-run", str(log)]) == ExitCode.NO_MATCH
+    shown = capsys.readouterr().out
+    assert "This message is not known: " in shown and "No error" not in shown
+    log.write_text("Compiling one file of many\n" * 200 + f"{line}\n" * (not line.startswith("Error: ")))
+    assert main(["doctor", "--no-run", str(log)]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("message", ["-bash: torchtailor-novel: it is odd", "- **Type:** novel", "-x: novel"])
+def test_a_message_may_begin_with_a_dash(message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", message, "--no-run"]) == ExitCode.NO_MATCH
+    assert "This message is not known" in capsys.readouterr().out
+    assert main(["doctor", "--novel"]) == ExitCode.USAGE
+
+
 def test_one_line_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log").write_text("all is well\n")
     assert main(["doctor", str(tmp_path / "log")]) == ExitCode.OK

@@ -55,7 +55,10 @@ def test_a_python_that_only_the_newest_release_has_and_what_it_costs() -> None:
 def test_a_python_nobody_offers_is_refused_with_the_list(python: str) -> None:
     with pytest.raises(NoMatchError) as caught:
         ask(machines.host("zen4"), python=python)
-    assert f"Python {python} is not supported by any release" in caught.value.message
+    assert (
+        f"Python {python} is not supported by any release that torchtailor knows (2.0 and newer)."
+        in caught.value.message
+    )
     assert "3.11, 3.12, 3.13" in caught.value.hint
 
 

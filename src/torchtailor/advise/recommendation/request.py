@@ -49,7 +49,11 @@ class Request:
         releases = [catalog.for_python(release, self.wanted_python) for release in named]
         offered = sorted({python for release in releases for python in release.pythons}, key=python_key)
         if self.wanted_python not in offered:
-            where = f"PyTorch {releases[0].version} (release {self.release})" if self.release else "any release"
+            where = (
+                f"PyTorch {releases[0].version} (release {self.release})"
+                if self.release
+                else "any release that torchtailor knows (2.0 and newer)"
+            )
             raise NoMatchError(
                 f"Python {self.wanted_python} is not supported by {where}.", f"Supported are {', '.join(offered)}."
             )

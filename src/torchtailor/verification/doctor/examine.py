@@ -111,7 +111,8 @@ def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
     left = []
     if environment.seen is not None and not symptoms:
-        line = environment.seen.end or environment.seen.first_error or environment.seen.last_line
+        seen_in = environment.seen
+        line = seen_in.end or seen_in.first_error or seen_in.doubtful or seen_in.last_line
         left = [line.text.strip()[:300]] if line else []
     healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))
     machine, torch = _machine(environment.host), _torch(environment)

@@ -29,11 +29,20 @@ from torchtailor.verification.failures.known import (
     with_toolkits,
 )
 from torchtailor.verification.failures.literals import Literals
-from torchtailor.verification.failures.log import MAX_LINE, LogLine, blocks, clean, in_passing, last_percent
+from torchtailor.verification.failures.log import (
+    MAX_LINE,
+    LogLine,
+    blocks,
+    clean,
+    in_passing,
+    last_percent,
+    looks_like_an_error,
+)
 
 _log = logging.getLogger(__name__)
 CONTEXT_BEFORE, CONTEXT_AFTER = 4, 6
 _TEXT_SHOWN = 500
+_SHORT = 100  # lines: what somebody chose to show; of a long log the words of any line say nothing
 _SYMPTOM, _REMARK = 3, 4  # ranks of what has a cause elsewhere, and of what builds that succeed print too
 _EXCEPTIONS = (b"Error: ", b"Exception: ")  # of the patterns of errors, those of Python
 
@@ -69,6 +78,7 @@ class Diagnosis:
     last_line: LogLine | None
     percent: float | None
     lines: int
+    doubtful: LogLine | None = None  # the first line of a short log that looks like an error
     end: LogLine | None = None  # the last exception of the log, where it is not known and no known failure follows
 
     @property
@@ -85,7 +95,7 @@ class Diagnosis:
     @property
     def clean(self) -> bool:
         """Whether the log holds no error at all."""
-        return self.first_error is None and not self.known
+        return self.first_error is None and self.doubtful is None and not self.known
 
 
 def diagnose(stream: IO[bytes]) -> Diagnosis:
@@ -165,6 +175,7 @@ class _Reading:
         self._patterns, self._literals = _looked_for(table)
         self._every = every
         self._first: LogLine | None = None
+        self._doubtful: LogLine | None = None
         self._end: LogLine | None = None  # the last exception, until a known failure follows
         self._first_context: list[LogLine] = []
         self._open: list[tuple[int, list[LogLine]]] = []  # contexts that take more lines, with their last line
@@ -176,6 +187,10 @@ class _Reading:
     def take(self, block: bytes) -> None:
         """Look at some whole lines."""
         rows = block.splitlines()
+        if self._doubtful is None and self._number + len(rows) <= _SHORT:
+            found = (place for place, row in enumerate(rows) if looks_like_an_error(row))
+            if (place := next(found, None)) is not None:
+                self._doubtful = LogLine(self._number + place + 1, clean(rows[place]))
         literals = self._literals.found_in(block)
         present = [pair for pair in self._patterns if pair[1].literal in literals]
         passed = 0 if present or self._open else max(len(rows) - CONTEXT_BEFORE, 0)
@@ -247,5 +262,6 @@ class _Reading:
             last_line=next((line for line in reversed(recent) if line.text.strip()), None),
             percent=self._percent,
             lines=self._number,
+            doubtful=self._doubtful if self._number <= _SHORT else None,
             end=self._end,
         )

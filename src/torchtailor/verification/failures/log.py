@@ -27,6 +27,14 @@ _PASSING = re.compile(
     rb"|[^'\"]{0,300}\b(?:User|Future|Deprecation|Runtime|Import|Resource)?Warning: "
     rb"|\d{4}-\d\d-\d\d[T ][\d:.,]{1,30}Z? (?:\S{1,80} )?-? ?\[?(?:WARNING|WARN|INFO|DEBUG)\b"
 )
+# What an error looks like, whoever says it; the words of a healthy log (`0 failed`, a test's name) do not.
+_ERROR_LIKE = re.compile(
+    r"^[EF]\d{4} \d\d:\d\d:\d\d\.\d|\bERR!|\bERROR_[A-Z]{3}"
+    r"|(?<!no )(?<!0 )\b(?i:error|fatal|exception)(?:\[\w{1,20}\]| \d{3,5}\b|[ \w*]{0,12}:(?!:| ?(?:0|none)\b))"
+    r"|(?<!0 )\b(?i:failed)\b(?![=:] ?0\b)|\b[A-Z]\w{2,60}(?:Error|Exception)(?::(?!:)|\s*$)"
+    r"|[Nn]o such file or directory|[Pp]ermission denied|command not found|core dumped"
+    r"|\b(?:[Cc]annot|[Cc]ould not|aborted) "
+)
 _NINJA = re.compile(r"\[(\d{1,9})/(\d{1,9})\]")
 _MAKE = re.compile(r"\[\s{0,3}(\d{1,3})%\]")
 
@@ -49,6 +57,15 @@ def clean(raw: bytes) -> str:
 def in_passing(raw: bytes) -> bool:
     """Whether a program said this and went on."""
     return _PASSING.match(raw) is not None
+
+
+def looks_like_an_error(raw: bytes) -> bool:
+    """Whether a line reads as an error of some program; a compiler's command, CMake's status and a warning do not."""
+    return (
+        not raw.startswith((b"-- ", b"[", b" -- "))
+        and not in_passing(raw)
+        and _ERROR_LIKE.search(raw[:MAX_LINE].decode("utf-8", "replace")) is not None
+    )
 
 
 def blocks(stream: IO[bytes]) -> Iterator[bytes]:
