@@ -161,6 +161,8 @@ INFO 04-01 08:19:23 model_runner.py:795] CUDA graphs can take additional 1~3 GiB
 out of memory, consider decreasing `gpu_memory_utilization` or enforcing eager mode.
 INFO:     Uvicorn running on http://0.0.0.0:8000
 """,
+    "figures": "Build: 0 errors\nfailed=0 skipped=1\nerror rate: 2.1 %\nTest error: 1.25, best 1.2\nNo errors found\n",
+    "names": "g++ -Werror -c error.cpp\na.py::TestError::test_failed PASSED\n-- Performing Test X - Failed\n",
     "packages": "The following NEW packages will be installed:\n  libcudnn9-cuda-12 libnccl2\nSetting up libnccl2\n",
 }
 OWN_BUGS = [
