@@ -30,7 +30,8 @@ _PASSING = re.compile(
 # What an error looks like, whoever says it; the words of a healthy log (`0 failed`, a test's name) do not.
 _ERROR_LIKE = re.compile(
     r"^[EF]\d{4} \d\d:\d\d:\d\d\.\d|\bERR!|\bERROR_[A-Z]{3}"
-    r"|(?<!no )(?<!0 )\b(?i:error|fatal|exception)(?:\[\w{1,20}\]| \d{3,5}\b|[ \w*]{0,12}:(?!:| ?(?:0\b|none\b|[\d.]{1,20} ?%?(?:,|$))))"
+    r"|(?<!no )(?<!0 )\b(?i:error|fatal|exception)"
+    r"(?:\[\w{1,20}\]| \d{3,5}\b|[ \w*]{0,12}:(?!:| ?(?:0\b|none\b|[\d.]{1,20} ?%?(?:,|$))))"
     r"|(?<!0 )\b(?i:failed)\b(?![=:] ?0\b)|\b[A-Z]\w{2,60}(?:Error|Exception)(?::(?!:)|\s*$)"
     r"|[Nn]o such file or directory|[Pp]ermission denied|command not found|core dumped"
     r"|\b(?:[Cc]annot|[Cc]ould not|aborted) "
