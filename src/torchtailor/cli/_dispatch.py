@@ -139,7 +139,7 @@ def load_command(name: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name=name, cls=getattr(module, "Command", GroupedCommand))(module.command)
+        app.command(name=name, cls=getattr(module, "CommandType", GroupedCommand))(module.command)
     command: Any = typer.main.get_command(app)
     add_verbose(command)
     command.context_settings["help_option_names"] = ["-h", "--help"]  # commands of a group inherit it

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchtailor.verification.failures import Diagnosis
 
 
-class Command(GroupedCommand):
+class CommandType(GroupedCommand):
     """Takes a word that begins with a dash and is no option for the message: shells begin theirs with `-bash: `."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
